@@ -15,6 +15,10 @@ NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stoppe
 LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
 """Verdicts on a mesh."""
 
+_AS_GOOD = 0.01
+"""How much longer than the fastest a step may take, as the solver counts it, to be compared with it as both are
+scheduled."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
@@ -60,12 +64,21 @@ class Found:
         """Of the best plan, as the solver counts it."""
         return self.winner[1].certificate.objective
 
+    @property
+    def step_s(self) -> float:
+        """Of the best plan, by which it is compared with others."""
+        return scheduled_s(self.winner[1], self.evaluated)
+
+    def reach_s(self, relative_gap: float) -> float:
+        """See `reach_s`."""
+        return reach_s(self.cost_s, self.step_s, relative_gap)
+
     def after(self, again: "Found", to_beat_s: float) -> "Found":
         """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about a mesh that is
         neither faster nor, by its bound, out of the question."""
         tried = {c.hardware for c in again.candidates}  # maybe not for the first time
         before = [c for c in self.candidates if c.hardware not in tried]
-        if again.is_done and again.fits >= self.fits and again.cost_s < self.cost_s:
+        if again.is_done and again.fits >= self.fits and again.step_s < self.step_s:
             before = [_passed_by(c, again.cost_s) if c.verdict == LEFT else c for c in before]
             return dataclasses.replace(again, candidates=(*before, *again.candidates), warnings=self.warnings)
         own = [_passed_by(c, to_beat_s) for c in again.candidates]
@@ -78,6 +91,27 @@ class Found:
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+def scheduled_s(solution: Solution, evaluation: Evaluation) -> float:
+    """The step of a plan by which it is compared with others: as its compiler schedules it, where that is known; else
+    as the solver counts it.
+
+    `evaluation`: The solution as the compiler has it.
+    """
+    times = evaluation.compiled_times
+    return solution.certificate.objective if times is evaluation.times else times.step_s
+
+
+def reach_s(cost_s: float, step_s: float, relative_gap: float) -> float:
+    """What a step elsewhere must take less than, as the solver counts it, to be worth finding: it may be as good as the
+    best by that, and better as it is scheduled.
+
+    Args:
+      cost_s: The best step as the solver counts it. step_s: The same step as it is scheduled.
+      relative_gap: What is less by no more than this share is no better.
+    """
+    return max(cost_s * (1 - relative_gap), min(step_s * (1 - relative_gap), cost_s * (1 + _AS_GOOD)))
 
 
 def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:

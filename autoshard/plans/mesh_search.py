@@ -21,7 +21,7 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, reach_s, scheduled_s
 from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
@@ -77,6 +77,7 @@ def search_meshes(
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
     of_best: Evaluation | None = None
+    best_s = math.inf
     is_alone = len(meshes) == 1 and weights is None
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
@@ -91,7 +92,7 @@ def search_meshes(
         # a mesh that could win by less than the wanted gap is not worth its time
         cutoff = question.to_beat_s
         if best is not None and fits:
-            cutoff = min(cutoff, best[1].certificate.objective * (1 - options.relative_gap))
+            cutoff = min(cutoff, reach_s(best[1].certificate.objective, best_s, options.relative_gap))
         tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh, weights=weights)
@@ -143,20 +144,25 @@ def search_meshes(
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
             best, of_best, weights = (whole(formulation), found), None, scheduled.weights
             continue
-        evaluation = None
-        if found.choices is not None and _is_better(found, own_fits=True, best=best, fits=fits):
-            again = None
-            if scheduled is not None:
-                gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
-                again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
-                again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
-            found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
+        evaluation, own_s = None, math.inf
+        if found.choices is not None:
+            evaluation = evaluate(formulation, found.chosen)
+            own_s = scheduled_s(found, evaluation)
+            if best is None or not fits or own_s < best_s:
+                again = None
+                if scheduled is not None:
+                    gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+                    again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+                    again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
+                found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, evaluation, again)
+                own_s = scheduled_s(found, evaluation)
         certificate = found.certificate
-        step_s = certificate.objective if found.choices is not None else None
+        step_s = own_s if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
-        if found.choices is not None and _is_better(found, own_fits, best, fits):
-            best, of_best = (whole(formulation), found), evaluation
+        is_better = best is None or own_fits if best is None or own_fits != fits else own_s < best_s
+        if found.choices is not None and is_better:  # one that fits with its gaps before one that does not
+            best, of_best, best_s = (whole(formulation), found), evaluation, own_s
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
@@ -198,13 +204,6 @@ def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) ->
         return short
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
     return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
-
-
-def _is_better(found: Solution, own_fits: bool, best: tuple[Formulation, Solution] | None, fits: bool) -> bool:
-    """Whether a solution takes the place of the best one: one that fits with its gaps before one that does not."""
-    if best is None or own_fits != fits:
-        return best is None or own_fits
-    return found.certificate.objective < best[1].certificate.objective
 
 
 def _solved(

@@ -92,7 +92,7 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
                 asked = dataclasses.replace(question, to_beat_s=to_beat_s)
                 again = again.after(search_meshes(asked, [mesh], None, stop, after=again), to_beat_s)
         candidates = (*found.candidates, *again.candidates)
-        if again.best is None or again.cost_s >= found.cost_s:
+        if again.best is None or again.step_s >= found.step_s:
             found = dataclasses.replace(found, candidates=candidates)
             break
         found = dataclasses.replace(again, candidates=candidates, warnings=found.warnings)
@@ -179,7 +179,7 @@ def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Foun
     if not left or found.best is None or stop.requested:
         return found
     others = tuple(c for c in found.candidates if c not in left)
-    is_best = found.cost_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
+    is_best = found.step_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
     cutoff = found.cost_s * (1 - question.options.relative_gap)
     if not is_best and min(c.bound_s for c in left) >= cutoff:
         return found
