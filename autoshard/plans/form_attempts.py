@@ -67,6 +67,11 @@ class Attempt:
         return self.found.cost_s if self.is_fit else math.inf
 
     @property
+    def step_s(self) -> float:
+        """Of its plan, by which it is compared with others; +inf without one that fits."""
+        return self.found.step_s if self.is_fit else math.inf
+
+    @property
     def bound_s(self) -> float:
         """No plan of the form costs less; +inf if none fits."""
         open_bounds = open_bounds_s(self.found.candidates)
@@ -97,7 +102,7 @@ class Attempt:
             return VariantCandidate(name, None, max(self.bound_s, 0.0), None, verdict)
         certificate = self.found.certificate(self.posed.question.options, 0.0)
         verdict = certificate.status.value if self.is_fit else "exceeds the memory with its gaps"
-        return VariantCandidate(name, self.found.cost_s, self.bound_s, self.needed_bytes, verdict)
+        return VariantCandidate(name, self.found.step_s, self.bound_s, self.needed_bytes, verdict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -255,7 +260,7 @@ class Tries:
         """Whether no form that comes into question can be faster by more than what is worth a search."""
         if self.best is None or self.reach_s is None:
             return False
-        return self.best.cost_s * (1 - self.enough) <= self.reach_s
+        return min(own.cost_s for own in self.attempts) * (1 - self.enough) <= self.reach_s
 
     @property
     def is_over(self) -> bool:
@@ -280,7 +285,7 @@ class Tries:
             question = dataclasses.replace(question, options=limited)
         own = form.attempted(count, search(question, form.posed.meshes, None, self.stop))
         self.all.append(own)
-        if own.cost_s < (math.inf if self.best is None else self.best.cost_s):
+        if own.step_s < (math.inf if self.best is None else self.best.step_s):
             self.best = own
         return own
 

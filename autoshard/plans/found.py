@@ -15,10 +15,6 @@ NO_MEMORY, NOT_TRIED, NOT_FASTER = "does not fit the memory", "not tried: stoppe
 LEFT, PASSED_BY = "another order is faster", "passed by: nothing faster was found soon"
 """Verdicts on a mesh."""
 
-_AS_GOOD = 0.01
-"""How much longer than the fastest a step may take, as the solver counts it, to be compared with it as both are
-scheduled."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
@@ -69,10 +65,6 @@ class Found:
         """Of the best plan, by which it is compared with others."""
         return scheduled_s(self.winner[1], self.evaluated)
 
-    def reach_s(self, relative_gap: float) -> float:
-        """See `reach_s`."""
-        return reach_s(self.cost_s, self.step_s, relative_gap)
-
     def after(self, again: "Found", to_beat_s: float) -> "Found":
         """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about a mesh that is
         neither faster nor, by its bound, out of the question."""
@@ -101,17 +93,6 @@ def scheduled_s(solution: Solution, evaluation: Evaluation) -> float:
     """
     times = evaluation.compiled_times
     return solution.certificate.objective if times is evaluation.times else times.step_s
-
-
-def reach_s(cost_s: float, step_s: float, relative_gap: float) -> float:
-    """What a step elsewhere must take less than, as the solver counts it, to be worth finding: it may be as good as the
-    best by that, and better as it is scheduled.
-
-    Args:
-      cost_s: The best step as the solver counts it. step_s: The same step as it is scheduled.
-      relative_gap: What is less by no more than this share is no better.
-    """
-    return max(cost_s * (1 - relative_gap), min(step_s * (1 - relative_gap), cost_s * (1 + _AS_GOOD)))
 
 
 def _passed_by(candidate: MeshCandidate, to_beat_s: float) -> MeshCandidate:

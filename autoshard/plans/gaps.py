@@ -28,11 +28,10 @@ def with_gaps(
     formulation: Formulation,
     first: Solution,
     relative_gap: float,
-    of_first: Evaluation,
     solve: Callable[[Formulation, Sequence[int]], Solution] | None,
-) -> tuple[Solution, bool, Evaluation]:
+) -> tuple[Solution, bool, Evaluation | None]:
     """`first`, or a solution found under a tighter limit whose gaps fit as well; whether they do; and the solution as
-    the compiler has it.
+    the compiler has it, None where there is no limit.
 
     Its bound stays that of the problem as it was: no plan whose peak fits costs less, and so none with gaps either. If
     no solution fits, the one that exceeds the budget least is taken.
@@ -40,19 +39,17 @@ def with_gaps(
     Args:
       formulation: The problem, with the budget as its capacity. first: Its solution.
       relative_gap: From which gap to the bound on a solution is optimal.
-      of_first: `first` as the compiler has it.
       solve: Solves a problem, beginning with choices, which may not fit; its result has none if there are none. None:
         only `first` is looked at.
     """
     budget_bytes = formulation.problem.capacity
     if budget_bytes is None:
-        return first, True, of_first
-    found, best, evaluation, of_best = first, first, of_first, of_first
+        return first, True, None
+    found, best, of_best = first, first, None
     fits = False
     limit_bytes, least_bytes = budget_bytes, math.inf
     for tried in range(TRIES + 1):
-        if tried:
-            evaluation = evaluate(formulation, found.chosen)
+        evaluation = evaluate(formulation, found.chosen)
         reserved_bytes = evaluation.reserved_bytes
         if reserved_bytes < least_bytes:
             best, of_best, least_bytes = found, evaluation, reserved_bytes

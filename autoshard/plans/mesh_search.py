@@ -21,7 +21,7 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, reach_s, scheduled_s
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, scheduled_s
 from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
@@ -92,7 +92,7 @@ def search_meshes(
         # a mesh that could win by less than the wanted gap is not worth its time
         cutoff = question.to_beat_s
         if best is not None and fits:
-            cutoff = min(cutoff, reach_s(best[1].certificate.objective, best_s, options.relative_gap))
+            cutoff = min(cutoff, best[1].certificate.objective * (1 - options.relative_gap))
         tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
         tell.begin()
         formulation = question.formulation(mesh, weights=weights)
@@ -142,26 +142,24 @@ def search_meshes(
         if scheduled is not None and scheduled.is_left:
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
-            best, of_best, weights = (whole(formulation), found), None, scheduled.weights
+            best, of_best, best_s = (whole(formulation), found), None, found.certificate.objective
+            weights = scheduled.weights
             continue
-        evaluation, own_s = None, math.inf
-        if found.choices is not None:
-            evaluation = evaluate(formulation, found.chosen)
+        evaluation, own_s = None, found.certificate.objective
+        if found.choices is not None and _is_better(own_s, True, None if best is None else best_s, fits):
+            again = None
+            if scheduled is not None:
+                gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
+                again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+                again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
+            found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
+            evaluation = evaluation or evaluate(formulation, found.chosen)
             own_s = scheduled_s(found, evaluation)
-            if best is None or not fits or own_s < best_s:
-                again = None
-                if scheduled is not None:
-                    gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
-                    again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
-                    again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
-                found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, evaluation, again)
-                own_s = scheduled_s(found, evaluation)
         certificate = found.certificate
         step_s = own_s if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
-        is_better = best is None or own_fits if best is None or own_fits != fits else own_s < best_s
-        if found.choices is not None and is_better:  # one that fits with its gaps before one that does not
+        if found.choices is not None and _is_better(own_s, own_fits, None if best is None else best_s, fits):
             best, of_best, best_s = (whole(formulation), found), evaluation, own_s
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
@@ -204,6 +202,13 @@ def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) ->
         return short
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
     return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
+
+
+def _is_better(step_s: float, own_fits: bool, best_s: float | None, fits: bool) -> bool:
+    """Whether a plan takes the place of the best one: one that fits with its gaps before one that does not."""
+    if best_s is None or own_fits != fits:
+        return best_s is None or own_fits
+    return step_s < best_s
 
 
 def _solved(

@@ -47,7 +47,7 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     again = search_meshes(question, [mesh], None, stop, after=found)
     own = [c for c in found.candidates if c.hardware == str(mesh)]
     others = [c for c in found.candidates if c.hardware != str(mesh)]
-    is_better = again.best is not None and again.step_s <= found.step_s and again.fits >= found.fits
+    is_better = again.best is not None and again.cost_s <= found.cost_s and again.fits >= found.fits
     bound_s = max(c.bound_s for c in (*own, *again.candidates))
     kept = dataclasses.replace((again.candidates if is_better else own)[-1], bound_s=bound_s)
     best = again if is_better else found
@@ -70,7 +70,7 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             if str(mesh) in tried:
                 continue
             tried.add(str(mesh))
-            to_beat_s = min(question.to_beat_s, found.reach_s(options.relative_gap))
+            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
             limited = dataclasses.replace(
                 options,
                 time_limit_s=min(options.time_limit_s, 0.5 * left_s),

@@ -95,7 +95,7 @@ def plan_variants(
         if not (options.compile_check or options.adaptive):  # else the best form is searched again
             tries.go_on()
     tried = tries.attempts
-    best = min(tried, key=lambda a: (a.cost_s, not a.has_plan))
+    best = min(tried, key=lambda a: (a.step_s, not a.has_plan))
     if not best.has_plan:
         if stop.requested:
             raise KeyboardInterrupt

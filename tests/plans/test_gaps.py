@@ -76,7 +76,6 @@ def test_twice_the_excess_is_taken_off_where_gaps_grew_meanwhile(monkeypatch):
         return Solution((len(limits),), Certificate(Status.FEASIBLE, 1.0 + len(limits), 1.0, 0.5, 0.0))
 
     first = Solution((0,), Certificate(Status.OPTIMAL, 1.0, 1.0, 0.0, 0.0))
-    of_first = evaluated(*next(megabytes))
-    found, fits, _ = gaps.with_gaps(Posed(Problem((), (), capacity=1e8)), first, 1e-3, of_first, solve)
+    found, fits, _ = gaps.with_gaps(Posed(Problem((), (), capacity=1e8)), first, 1e-3, solve)
     assert limits == [90.0, 82.0] and fits
     assert found.choices == (2,) and found.certificate.objective == 3.0 and found.certificate.bound == 1.0
