@@ -216,7 +216,7 @@ def _without_left(question: Question, meshes: Sequence[LogicalMesh], found: Foun
     if not left or found.best is None or stop.requested:
         return found
     others = tuple(c for c in found.candidates if c not in left)
-    is_best = found.cost_s < min((c.step_s for c in others if c.step_s is not None), default=math.inf)
+    is_best = str(found.winner[0].mesh) in {c.hardware for c in left}
     cutoff = found.cost_s * (1 - question.options.relative_gap)
     if not is_best and min(c.bound_s for c in left) >= cutoff:
         return found
