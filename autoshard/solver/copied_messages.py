@@ -17,7 +17,7 @@ from autoshard.solver.factor_graph import (
     FactorGraph,
     factor_graph_of,
     message_count,
-    offsets,
+    ranges,
     table_entries,
     with_costs,
 )
@@ -164,10 +164,4 @@ def share_messages(
         (ends.source[shared], own.source[of_edge], own.rows[of_edge]),
         (ends.target[shared], own.target[of_edge], own.columns[of_edge]),
     ):
-        messages[_ranges(mine, count)] = np.repeat(share, count) * tied.messages[_ranges(theirs, count)]
-
-
-def _ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """start[0], start[0] + 1, .. (count[0] of them), start[1], .."""
-    begins = offsets(count)
-    return np.repeat(start - begins[:-1], count) + np.arange(begins[-1])
+        messages[ranges(mine, count)] = np.repeat(share, count) * tied.messages[ranges(theirs, count)]
