@@ -124,7 +124,7 @@ class Timeline:
 
     @functools.cached_property
     def _sent_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of each collective its time, what hides of it, and whether any can; which each of what can hide is part of."""
+        """Of each collective its time, what hides of it, and whether any can; of which each that can hide is a part."""
         time_s, hidden_s = (np.array([getattr(c, of) for c in self.communication]) for of in ("time_s", "hidden_s"))
         parts = np.array([len(about.hideable) for about in self.sendings], np.int64)
         sending = np.empty(len(self.hideable), np.int64)
