@@ -268,11 +268,10 @@ class MasterProblem:
         best, best_s = None, to_beat_s
         for again in range(_IMPROVEMENTS):
             found = self._improved(choices, best_s, again)
-            if found is None:
-                break
-            is_enough = found.step_s <= enough_s or found.step_s > best_s * (1 - _IMPROVES)
-            best, best_s, choices = found, found.step_s, found.choices
-            if is_enough:
+            has_gained = found is not None and found.step_s <= best_s * (1 - _IMPROVES)
+            if found is not None:
+                best, best_s, choices = found, found.step_s, found.choices
+            if best_s <= enough_s or again and not has_gained:  # after the first time what ties layers is left out
                 break
         return best
 
