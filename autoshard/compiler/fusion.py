@@ -5,8 +5,9 @@ kernels of this kind take as long as the bytes that they move.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
@@ -69,9 +70,11 @@ class _Computed:
     fetched: frozenset[int]
 
 
-def _kernels(chains: DefUse, can_fuse: Sequence[int], place: Sequence[int]) -> list[frozenset[int]]:
+def _kernels(
+    chains: DefUse, can_fuse: Sequence[int], place: Sequence[int], num_orders: Callable[[int], int]
+) -> list[frozenset[int]]:
     """For each value, the places in which it is needed, if all that can be fused is. `place`: That of each operation,
-    such as its region.
+    such as its region. `num_orders`: In how many orders of dimensions a value is read.
     """
     kernels: list[frozenset[int]] = [frozenset()] * len(chains.graph.values)
     for operation in reversed(chains.graph.operations):
@@ -89,7 +92,7 @@ def _kernels(chains: DefUse, can_fuse: Sequence[int], place: Sequence[int]) -> l
                 else:
                     found.add(place[c.index])
                     for r in c.results:  # each order of dimensions that a result is needed in is a kernel of its own
-                        others = len(read_orders(chains, r)) - 1 if r is not None else 0
+                        others = num_orders(r) - 1 if r is not None else 0
                         found.update(-1 - c.index - k * len(chains.region) for k in range(others))
             kernels[value] = frozenset(found)
     return kernels
@@ -137,15 +140,16 @@ def fuse(
                     can_fuse[value] = all([_computes_operand(c, value) for c, _ in chains.consumers[value]])
     _keep_what_is_stored_under_another_name(graph, can_fuse)
     orders = memory_orders(chains, pointwise, {})
-    computed = _computed(chains, can_fuse, fusible, free, orders)
+    num_orders, between = functools.cache(lambda value: len(read_orders(chains, value))), _between_sums(chains)
+    computed = _computed(chains, can_fuse, fusible, free, orders, between, num_orders)
     turned = turned_values(chains, pointwise, orders, computed.fused)
     if turned:
-        kernels = _kernels(chains, can_fuse, _between_sums(chains))
+        kernels = _kernels(chains, can_fuse, between, num_orders)
         turned = {value: order for value, order in turned.items() if len(kernels[value]) > 1}
         for value in turned:
             can_fuse[value] = False
         orders = memory_orders(chains, pointwise, turned)
-        computed = _computed(chains, can_fuse, fusible, free, orders)
+        computed = _computed(chains, can_fuse, fusible, free, orders, between, num_orders)
     fused = computed.fused
     added: set[int] = set()
     for operation in graph.operations:
@@ -159,14 +163,25 @@ def fuse(
 
 
 def _computed(
-    chains: DefUse, can_fuse: Sequence[int], fusible: Sequence[bool], free: Set[int], orders: Sequence[Order | None]
+    chains: DefUse,
+    can_fuse: Sequence[int],
+    fusible: Sequence[bool],
+    free: Set[int],
+    orders: Sequence[Order | None],
+    between: Sequence[int],
+    num_orders: Callable[[int], int],
 ) -> _Computed:
-    """Decides which of the values that can be computed inside their readers are; `orders`: how all lie in memory."""
+    """Decides which of the values that can be computed inside their readers are.
+
+    Args:
+      chains, free: As for `fuse`. can_fuse, num_orders: As for `_kernels`. fusible: Whether each operation can be.
+      orders: How all lie in memory. between: Of `_between_sums`.
+    """
     graph, region = chains.graph, chains.region
     size = lambda value: graph.values[value].size_bytes
-    kernels = _kernels(chains, can_fuse, region)
+    kernels = _kernels(chains, can_fuse, region, num_orders)
     has_costly = any(o.name in COSTLY_BYTES for o in graph.operations)
-    parts = _kernels(chains, can_fuse, _between_sums(chains)) if has_costly else kernels
+    parts = _kernels(chains, can_fuse, between, num_orders) if has_costly else kernels
     fused = bytearray(len(graph.values))
     sources: dict[int, frozenset[int]] = {}
     fetched: set[int] = set()

@@ -186,7 +186,7 @@ def _replayed(program: Program, steps: Sequence[_Step]) -> Exposure:
                     exposed_s[other] += end_s - begin_s
                     waits.append(Wait(other, kernel, end_s - begin_s))
                 now_s = ends_s[number]
-    return Exposure(tuple(exposed_s), (), tuple(_pieces(kernels_s, runs, sent)), tuple(waits))
+    return Exposure.of(exposed_s, list(_pieces(kernels_s, runs, sent)), waits)
 
 
 def _between(sent: Sequence[tuple[float, float, int]], start_s: float, stop_s: float) -> list[tuple[float, float, int]]:

@@ -10,13 +10,19 @@ with release times and preemption), and what they wait is
 
 where a collective lies within I if it is neither known before I nor needed after it. Each choice of stretches bounds
 the waiting of every other plan from below, linearly in the plan's times: `planner/overlap.py` prices plans so.
+
+The loop is `solver/primal/schedule_run.py`.
 """
 
 import dataclasses
-import heapq
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.solver.primal.schedule_run import run_beside
 
 Stretch = tuple[int, int]
 """The kernels `start <= k < stop`."""
@@ -56,26 +62,40 @@ class Wait(NamedTuple):
     time_s: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Exposure:
     """What kernels wait.
 
     Attributes:
       exposed_s: For each collective, the part of its time that kernels wait for.
       stretches: Where more is to be sent than hides: the stretches of the formula, ascending.
-      pieces: What runs beside kernels, in order of time.
-      waits: What does not.
+      beside: int64 [pieces, 2]; the collective and the kernel of each piece, in order of time.
+      shares: float64 [pieces, 2]; its begin and end, as shares of the kernel's time.
+      waits: What kernels wait for.
     """
 
     exposed_s: tuple[float, ...]
     stretches: tuple[Stretch, ...]
-    pieces: tuple[Piece, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    beside: np.ndarray = dataclasses.field(repr=False, compare=False)
+    shares: np.ndarray = dataclasses.field(repr=False, compare=False)
+    waits: tuple[Wait, ...] = dataclasses.field(default=(), repr=False)
+
+    @classmethod
+    def of(cls, exposed_s: Sequence[float], pieces: Sequence[Piece], waits: Sequence[Wait]) -> "Exposure":
+        """What kernels wait in a schedule that is given piece by piece; no stretches are told."""
+        beside = np.array([(p.collective, p.kernel) for p in pieces], np.int64).reshape(-1, 2)
+        shares = np.array([(p.start_share, p.stop_share) for p in pieces], np.float64).reshape(-1, 2)
+        return cls(tuple(exposed_s), (), beside, shares, tuple(waits))
 
     @property
     def total_s(self) -> float:
         """The exposed time of all collectives."""
         return math.fsum(self.exposed_s)
+
+    @functools.cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What runs beside kernels, in order of time."""
+        return tuple(Piece(*own, *when) for own, when in zip(self.beside.tolist(), self.shares.tolist(), strict=True))
 
 
 def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share: float) -> Exposure:
@@ -86,49 +106,28 @@ def exposure(kernels_s: Sequence[float], collectives: Sequence[Hideable], share:
       collectives: What can run beside them; `stop` is at most the number of kernels.
       share: The share of a kernel's time that collectives beside it make use of (`rho`), 0 to 1.
     """
-    exposed_s = [0.0] * len(collectives)
-    left_s = [c.time_s for c in collectives]
-    by_start = sorted(range(len(collectives)), key=lambda c: collectives[c].start)
-    sent_until: list[float] = []  # of each kernel, the latest `stop` of what runs beside it; +inf if the link is idle
-    stretches: list[Stretch] = []
-    pieces: list[Piece] = []
-    waits_for: list[Wait] = []
-    known: list[tuple[int, int]] = []  # a heap of (stop, collective)
-    following = 0
-    for k in range(len(kernels_s) + 1):
-        while following < len(by_start) and collectives[by_start[following]].start <= k:
-            c = by_start[following]
-            heapq.heappush(known, (collectives[c].stop, c))
-            following += 1
-        waits = False
-        while known and known[0][0] <= k:
-            _, c = heapq.heappop(known)
-            if left_s[c] > 0:
-                waits = True
-                waits_for.append(Wait(c, k, left_s[c]))
-            exposed_s[c] = left_s[c]
-        if waits:
-            start = k
-            while True:
-                if stretches and stretches[-1][1] == start:  # what is sent in there is needed before k, too
-                    start = stretches.pop()[0]
-                elif start > 0 and sent_until[start - 1] <= k:
-                    start -= 1
-                else:
-                    break
-            stretches.append((start, k))
-        if k == len(kernels_s):
-            break
-        whole_s = room_s = share * kernels_s[k]
-        latest = 0.0
-        while room_s > 0 and known:
-            stop, c = known[0]
-            sent_s = min(room_s, left_s[c])
-            pieces.append(Piece(c, k, 1 - room_s / whole_s, 1 - (room_s - sent_s) / whole_s))
-            room_s -= sent_s
-            left_s[c] -= sent_s
-            latest = stop
-            if left_s[c] <= 0:
-                heapq.heappop(known)
-        sent_until.append(math.inf if room_s > 0 else latest)
-    return Exposure(tuple(exposed_s), tuple(stretches), tuple(pieces), tuple(waits_for))
+    starts, stops = (np.array([getattr(c, end) for c in collectives], np.int64) for end in ("start", "stop"))
+    times_s = np.array([c.time_s for c in collectives], np.float64)
+    return exposure_of(np.array(kernels_s, np.float64), starts, stops, times_s, share)
+
+
+def exposure_of(
+    kernels_s: np.ndarray, starts: np.ndarray, stops: np.ndarray, times_s: np.ndarray, share: float
+) -> Exposure:
+    """`exposure` of collectives in columns: `starts` and `stops` int64, `kernels_s` and `times_s` float64."""
+    if not len(starts):
+        return Exposure((), (), np.empty((0, 2), np.int64), np.empty((0, 2)))
+    count, order = len(kernels_s), np.argsort(stops, kind="stable")
+    needed, starts, stops, exposed_s = stops, starts[order], stops[order], np.zeros(len(order))
+    stretches, beside = np.empty((count + 1, 2), np.int64), np.empty((count + len(order), 2), np.int64)
+    shares, sent_until, by_start = np.empty(beside.shape), np.empty(count, np.int64), np.argsort(starts, kind="stable")
+    num_stretches, num_pieces = run_beside(
+        kernels_s, starts, stops, times_s[order], by_start, share, exposed_s, sent_until, stretches, beside, shares
+    )
+    own_s = np.empty(len(order))
+    own_s[order] = exposed_s
+    beside = beside[:num_pieces]
+    beside[:, 0] = order[beside[:, 0]]
+    found = tuple(map(tuple, stretches[:num_stretches].tolist()))
+    waits = [Wait(c, int(needed[c]), float(own_s[c])) for c in np.flatnonzero(own_s).tolist()]
+    return Exposure(tuple(own_s.tolist()), found, beside, shares[:num_pieces], tuple(waits))

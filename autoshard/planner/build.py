@@ -105,6 +105,7 @@ class Formulation:
       argument_layouts: The layouts of each argument, by choice.
       decisions: The meaning of each node. flows: The meaning of each edge but the last ones, which are of `residuals`.
       problem: The solver's input.
+      free_s: Of each edge for a move that can hide, by its number, what it costs where all of it counts.
       within_s: What decisions pay that read their own values in other dimensions, by decision and choice.
       overlap: What can hide behind kernels, and what counts of it.
       schedule: What the compiler is asked for. compiler: Whose laws its memory and collectives follow.
@@ -122,6 +123,7 @@ class Formulation:
     decisions: tuple[Decision, ...]
     flows: tuple[Flow, ...]
     problem: Problem
+    free_s: Mapping[int, np.ndarray]
     within_s: Mapping[int, np.ndarray]
     overlap: Overlap
     schedule: Schedule
@@ -179,7 +181,8 @@ class _Builder:
                 self.definition[access.value] = (self.first_group + group.index, w)
         self.prices, self.columns = prices, prices.columns
         self.compiler = compiler
-        self.shared: dict[tuple[int, float], Move] = {}
+        self.free_s: dict[int, np.ndarray] = {}
+        self.counted: dict[tuple[int, float], np.ndarray] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.copied_s: dict[tuple, np.ndarray] = {}
         self.overlap = overlap
@@ -294,8 +297,12 @@ class _Builder:
                 self.price_within(flow)
                 continue
             move = self.move(flow)
+            costs = move.costs
+            if self.overlap.is_free(flow.value):
+                self.free_s[len(edges)] = costs
+                costs = self.counted_s(flow, costs)
             flows.append(flow)
-            edges.append(Edge(flow.source, flow.target, flow.defined_as.of_choice, flow.read_as.of_choice, move.costs))
+            edges.append(Edge(flow.source, flow.target, flow.defined_as.of_choice, flow.read_as.of_choice, costs))
             copies.append(move.copies)
         return flows, edges, copies
 
@@ -381,16 +388,22 @@ class _Builder:
         self.own_s[flow.target] = self.own_s.get(flow.target, 0.0) + extra
 
     def move(self, flow: Flow) -> Move:
-        """What a flow costs, and what its copy takes; one object for flows alike."""
+        """What a flow costs where all of it counts, and what its copy takes; one object for flows alike."""
         shape = self.graph.values[flow.value].shape
-        terms = self.overlap.of_flow(flow.value, shape, flow.makings)
+        alike = self.overlap.whole_of_flow(flow.value, shape).alike
         makings, places = len(flow.makings), len(flow.places)
-        kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, terms.alike)
-        whole = self.prices.move(kind, flow.defined_as, flow.read_as)
-        if terms.share == 1.0:
-            return whole
-        key = id(whole), terms.share
-        return self.shared.get(key) or self.shared.setdefault(key, Move(terms.share * whole.costs, whole.copies))
+        kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, alike)
+        return self.prices.move(kind, flow.defined_as, flow.read_as)
+
+    def counted_s(self, flow: Flow, whole_s: np.ndarray) -> np.ndarray:
+        """What counts of a flow that can hide and costs `whole_s`; one object for flows alike."""
+        share = self.overlap.share_of_flow(flow.value, flow.makings)
+        if share == 1.0:
+            return whole_s
+        key = id(whole_s), share
+        if key not in self.counted:
+            self.counted[key] = share * whole_s
+        return self.counted[key]
 
 
 def _body_trips(graph: Graph) -> dict[int, float]:
@@ -476,6 +489,7 @@ def formulate(
         decisions=tuple(builder.decisions),
         flows=tuple(flows),
         problem=Problem(tuple(nodes), tuple(edges), memory.usages, memory.edge_usages, budget_bytes),
+        free_s=builder.free_s,
         within_s=builder.own_s,
         overlap=hiding,
         schedule=schedule,
@@ -503,15 +517,15 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
         residuals=f.all_residuals,
     )
     builder.own_s.update(f.within_s)
-    edges = (
-        *(
-            dataclasses.replace(edge, costs=builder.move(flow).costs) if overlap.is_free(flow.value) else edge
-            for flow, edge in zip(f.flows, f.problem.edges, strict=False)
-        ),
-        *map(builder.residual, range(len(f.all_residuals))),
-    )
+    edges = list(f.problem.edges[: len(f.flows)])
+    for number, whole_s in f.free_s.items():
+        own = edges[number]
+        costs = builder.counted_s(f.flows[number], whole_s)
+        edges[number] = Edge(own.source, own.target, own.source_class, own.target_class, costs)
+    edges += map(builder.residual, range(len(f.all_residuals)))
     nodes = left_to_branch(builder.nodes(), f.branch)
-    return dataclasses.replace(f, overlap=overlap, problem=dataclasses.replace(f.problem, nodes=nodes, edges=edges))
+    problem = dataclasses.replace(f.problem, nodes=nodes, edges=tuple(edges))
+    return dataclasses.replace(f, overlap=overlap, problem=problem)
 
 
 def branched(f: Formulation, decision: int, choices: Sequence[int]) -> Formulation:

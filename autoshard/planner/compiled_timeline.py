@@ -108,7 +108,7 @@ class _Sent:
             hideable=tuple(hideable),
             sendings=tuple(sendings),
             stretches=(),
-            found=Exposure(tuple(exposed_s), (), (*found.pieces, *copied), (*found.waits, *waits)),
+            found=Exposure.of(exposed_s, (*found.pieces, *copied), (*found.waits, *waits)),
             left_out=frozenset(n for n in self.again_of if not sent.intersection(parts[n])),
         )
 

@@ -191,17 +191,13 @@ class Overlap:
         """The gradients that nobody waits for: where latency is hidden, also those that loops add up."""
         return self.analysis.gradients if self.weights is None else self.analysis.accumulated
 
-    def of_flow(self, value: int, shape: Sequence[int], readers: Sequence[int]) -> Terms:
-        """What counts when `value`, of `shape`, is resharded for the operations `readers`, for each anew."""
-        windows = [self.window(value, reader) for reader in readers] if self.is_free(value) else ()
-        return self._of_flow(value, shape, windows)
-
     def whole_of_flow(self, value: int, shape: Sequence[int]) -> Terms:
-        """`of_flow`, but all of the time counts."""
-        return self._of_flow(value, shape, ())
+        """What counts when `value`, of `shape`, is resharded, if all of the time does."""
+        return self._free(math.prod(shape), ()) if self.is_free(value) else Terms()
 
-    def _of_flow(self, value: int, shape: Sequence[int], windows: Sequence[Window]) -> Terms:
-        return self._free(math.prod(shape), windows) if self.is_free(value) else Terms()
+    def share_of_flow(self, value: int, readers: Sequence[int]) -> float:
+        """What counts of resharding `value` for the operations `readers`, for each anew, on average."""
+        return self.share_of([self.window(value, reader) for reader in readers]) if self.is_free(value) else 1.0
 
     def of_group(self, group: Group, shape: Sequence[int]) -> Terms:
         """What counts when the results of `group` are reduced; `shape` is that of the last."""

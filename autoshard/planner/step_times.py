@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autoshard.cost.exposure import Hideable, Stretch, exposure
+from autoshard.cost.exposure import Stretch, exposure_of
 from autoshard.planner.build import Formulation, left_to_branch, repriced
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.stretch_copies import StretchCopies, operation_kinds
@@ -202,8 +202,7 @@ class StepTimes:
         sent = np.flatnonzero(sent_s > 0)
         at, starts, stops, of = self._joined(start[sent], stop[sent])
         between_s = np.add.reduceat(kernels_s, at) if len(at) else kernels_s[:0]
-        windows = starts.tolist(), stops.tolist(), np.bincount(of, sent_s[sent], len(starts)).tolist()
-        found = exposure(between_s.tolist(), [Hideable(*c) for c in zip(*windows, strict=True)], self.share)
+        found = exposure_of(between_s, starts, stops, np.bincount(of, sent_s[sent], len(starts)), self.share)
         ends = [*at.tolist(), self.num_operations]
         return tuple((ends[first], ends[last]) for first, last in found.stretches), found.total_s
 

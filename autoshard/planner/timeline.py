@@ -10,7 +10,7 @@ from autoshard.cluster import CollectiveKind
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.solved import SolvedProgram
 from autoshard.cost.collectives import Collective
-from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure
+from autoshard.cost.exposure import Exposure, Hideable, Stretch, exposure, exposure_of
 from autoshard.cost.host_copies import host_copy_s
 from autoshard.graph.graph import Operation
 from autoshard.graph.groups import Group
@@ -97,14 +97,14 @@ class Timeline:
         Args:
           comm_s: Of each of `communication`. What hides beside the pieces of its own product hides as much as now.
         """
-        hideable, left_s = list(self.hideable), 0.0
-        for now, sending, time_s in zip(self.communication, self.sendings, comm_s, strict=True):
-            for part in sending.hideable:
-                part_s = self.hideable[part].time_s * (time_s / now.time_s if now.time_s else 1.0)
-                hideable[part] = dataclasses.replace(hideable[part], time_s=part_s)
-                left_s -= part_s
-            left_s += time_s if sending.hideable else max(time_s - now.hidden_s, 0.0)
-        return self.compute_s + left_s + exposure(self.kernels_s, hideable, self.share).total_s
+        start, stop, part_s = self._hideable_columns
+        now_s, hidden_s, hides, sending = self._sent_columns
+        times_s = np.array(comm_s, np.float64)
+        longer = np.divide(times_s, now_s, out=np.ones(len(now_s)), where=now_s != 0)
+        part_s = part_s * longer[sending]
+        left_s = np.where(hides, times_s, np.maximum(times_s - hidden_s, 0.0)).sum() - part_s.sum()
+        kernels_s = np.array(self.kernels_s, np.float64)
+        return self.compute_s + float(left_s) + exposure_of(kernels_s, start, stop, part_s, self.share).total_s
 
     @functools.cached_property
     def least_s(self) -> float:
@@ -123,6 +123,15 @@ class Timeline:
         """The start, stop and time of what can hide."""
         start, stop = (np.array([getattr(c, end) for c in self.hideable], np.int64) for end in ("start", "stop"))
         return start, stop, np.array([c.time_s for c in self.hideable], np.float64)
+
+    @functools.cached_property
+    def _sent_columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of each collective its time, what hides of it, and whether any can; of which each that can hide is a part."""
+        time_s, hidden_s = (np.array([getattr(c, of) for c in self.communication]) for of in ("time_s", "hidden_s"))
+        parts = np.array([len(about.hideable) for about in self.sendings], np.int64)
+        sending = np.empty(len(self.hideable), np.int64)
+        sending[[part for about in self.sendings for part in about.hideable]] = np.repeat(np.arange(len(parts)), parts)
+        return time_s, hidden_s, parts > 0, sending
 
     @functools.cached_property
     def _until_s(self) -> np.ndarray:
@@ -214,10 +223,11 @@ def timeline(reader: SolutionReader, solved: SolvedProgram, emitted: EmittedColl
         for window in windows
         if window[0] < window[1]
     ]
-    items, hideable, found = [c for c, _ in communication], (), Exposure((), ())
+    items, hideable = [c for c, _ in communication], ()
     if f.overlap.weights is not None:
         hideable = tuple(c for _, c in own)
-        found = exposure(kernels_s, hideable, f.overlap.share)
+    found = exposure(kernels_s, hideable, f.overlap.share)
+    if hideable:
         for (n, c), exposed_s in zip(own, found.exposed_s, strict=True):
             items[n] = dataclasses.replace(items[n], hidden_s=items[n].hidden_s + c.time_s - exposed_s)
         parts: dict[int, list[int]] = {}

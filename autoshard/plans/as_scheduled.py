@@ -10,7 +10,7 @@ problems, 1960). Most branches cannot win, as their first bound tells.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autoshard.garbage import collection_paused
 from autoshard.planner.build import Formulation, branched
@@ -46,6 +46,7 @@ class Scheduled:
       solution: Has no choices if none was found.
       plans: All that are known; None where nothing hides.
       weights: Those that bound best; None where nothing hides.
+      prices: Of instants, with which they do.
       is_left: Whether it was left for another problem.
     """
 
@@ -53,6 +54,7 @@ class Scheduled:
     solution: Solution
     plans: MasterProblem | None
     weights: StretchWeights | None
+    prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     is_left: bool = False
 
 
@@ -133,7 +135,9 @@ def _solved(
     if root.is_left:
         certificate = as_scheduled(root.bound, root.best.step_s, relative_gap)
         left = Solution(root.best.choices, certificate)
-        return Scheduled(root.best.formulation, left, master, root.formulation.overlap.weights, is_left=True)
+        return Scheduled(
+            root.best.formulation, left, master, root.formulation.overlap.weights, root.prices, is_left=True
+        )
     best, least = _improved(root, master, root.best, relative_gap, limit_bytes), root
     if branches:  # takes longer than to improve a plan, which may be enough
         best, least = _branch_and_bound(root, best, relative_gap, series)
@@ -147,7 +151,8 @@ def _solved(
     certificate = as_scheduled(least.bound, step_s, relative_gap)
     # with more memory another branch may be the one that bounds least
     certificate = dataclasses.replace(certificate, capacity_price=root.bound.capacity_price)
-    return Scheduled(best.formulation, Solution(choices, certificate), master, least.formulation.overlap.weights)
+    solution, weights = Solution(choices, certificate), least.formulation.overlap.weights
+    return Scheduled(best.formulation, solution, master, weights, least.prices)
 
 
 def _enough_s(certificate: Certificate, relative_gap: float) -> float:

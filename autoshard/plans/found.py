@@ -1,7 +1,7 @@
 """What became of the search for a plan: the best over all meshes, and a verdict on each."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import Evaluation, evaluate
@@ -26,6 +26,7 @@ class Found:
       warnings: What the user should know about the search.
       evaluation: The best as the compiler has it; None where the search did not ask.
       weights: Those of stretches that bound best on its mesh; None where nothing hides.
+      prices: Of instants of its problem, with which they did.
       fits: Whether the best fits with the gaps between its buffers.
     """
 
@@ -34,6 +35,7 @@ class Found:
     warnings: tuple[str, ...]
     evaluation: Evaluation | None = None
     weights: StretchWeights | None = None
+    prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     fits: bool = False
 
     @property

@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation, whole
@@ -81,6 +83,7 @@ def search_meshes(
     is_alone = len(meshes) == 1 and weights is None
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
+    prices: Mapping[int, float] = {}
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -124,6 +127,8 @@ def search_meshes(
             is_too_small = functools.partial(_is_too_small, limits=limits, stop=stop)
             # what was found on a mesh with the same axes fits on this one
             series = _Series(limits, solve_one, is_too_small if after is None else None)
+            if after is not None:
+                series.price(_at_instants(formulation, after.winner[0], after.prices))
             elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
             scheduled = solved_as_scheduled(
                 formulation,
@@ -143,7 +148,7 @@ def search_meshes(
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
             best, of_best, best_s = (whole(formulation), found), None, found.certificate.objective
-            weights = scheduled.weights
+            weights, prices = scheduled.weights, scheduled.prices
             continue
         evaluation, own_s = None, found.certificate.objective
         if found.choices is not None and _is_better(own_s, True, None if best is None else best_s, fits):
@@ -163,8 +168,9 @@ def search_meshes(
             best, of_best, best_s = (whole(formulation), found), evaluation, own_s
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
+            prices = {} if scheduled is None else scheduled.prices
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings, of_best, weights, fits)
+    return Found(best, tuple(candidates), warnings, of_best, weights, prices, fits)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
@@ -184,6 +190,12 @@ def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopReque
             return None
         candidates.append(MeshCandidate(axes_of(mesh), None, bound_s, NOT_FASTER, str(mesh)))
     return Found(None, tuple(candidates), ())
+
+
+def _at_instants(formulation: Formulation, other: Formulation, prices: Mapping[int, float]) -> dict[int, float]:
+    """Prices of the instants of another problem of the same program, at the instants of this one."""
+    at = np.searchsorted(formulation.instants, [other.instants[instant] for instant in prices])
+    return dict(zip(np.minimum(at, len(formulation.instants) - 1).tolist(), prices.values(), strict=True))
 
 
 def _limit_bytes(timed: Timed) -> float:

@@ -38,7 +38,6 @@ def flows_of(communication: Sequence[CommunicationItem], mesh: LogicalMesh) -> t
     )
 
 
-@collection_paused()
 def orders_of(hardware: Slice, evaluation: Evaluation) -> list[tuple[float, LogicalMesh]]:
     """The mesh of a plan with its devices in other orders, and what the plan's step would take, the fastest first:
     those under which its traffic takes least. None where all orders are alike.
@@ -56,6 +55,7 @@ def orders_of(hardware: Slice, evaluation: Evaluation) -> list[tuple[float, Logi
     return sorted(timed, key=lambda own: own[0])
 
 
+@collection_paused()
 def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> LogicalMesh | None:
     """The mesh of a plan with its devices in the order in which its step would take least; None where that cannot save
     more than a share `relative_gap` of it.
@@ -69,6 +69,7 @@ def better_order(hardware: Slice, evaluation: Evaluation, relative_gap: float) -
     return None
 
 
+@collection_paused()
 def close_orders(hardware: Slice, evaluation: Evaluation, relative_gap: float) -> list[LogicalMesh]:
     """The mesh of a plan with its devices in other orders, those first in which its step would take least: other plans
     may be faster there. None where kernels wait for less than a share `relative_gap` of the step, and none that is the

@@ -122,6 +122,7 @@ class Priced:
 
     Attributes:
       formulation: The problem, priced with the weights that bounded best.
+      prices: Of instants, with which it did.
       bound: The certificate of the best bound. found: The last solution.
       best: The fastest plan; None if none was found.
       master: All plans. mixture: The best of them; None if there are none.
@@ -129,6 +130,7 @@ class Priced:
     """
 
     formulation: Formulation
+    prices: Mapping[int, float]
     bound: Certificate
     found: Solution
     best: Timed | None
@@ -224,7 +226,7 @@ def priced(
         if to_ask and n >= to_ask[0][0] and bound.bound >= (1 - to_ask[0][1]) * best.step_s:
             to_ask.pop(0)
             if is_left(best, mixture):
-                return Priced(bounded, bound, found, best, master, mixture, True)
+                return Priced(bounded, prices, bound, found, best, master, mixture, True)
         before = now
         gap = _GAP_SHARE * max(1 - bound.bound / to_beat_s, 0.0) if math.isfinite(bound.bound) else _FIRST_GAP
         way = _UNSETTLED if is_new else _SETTLED
@@ -241,7 +243,7 @@ def priced(
         made = master.fastest(best.step_s, _MADE_GAP * relative_gap)
         best = best if made is None else Timed(at, made.choices, made.step_s)
     bound = dataclasses.replace(bound, capacity_price=price)
-    return Priced(bounded, bound, found, best, master, mixture)
+    return Priced(bounded, prices, bound, found, best, master, mixture)
 
 
 def _faster(made: Made | None, known: Made | None, best: Timed | None, least_gain: float) -> Made | None:

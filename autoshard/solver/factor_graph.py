@@ -146,8 +146,7 @@ def ordered_factors(network: Network) -> list[Factor]:
 def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     """Lays out the nodes still alive.
 
-    In a lifted network, everything counts as often as there are copies. A factor with usages gets a table of its own,
-    since prices on capacity will be added to it.
+    In a lifted network, everything counts as often as there are copies.
 
     Returns:
       The arrays, and the original index of each node, int64 [n].
@@ -167,7 +166,6 @@ def factor_graph_of(network: Network) -> tuple[FactorGraph, np.ndarray]:
     node_counts = [1 if network.multiplicity is None else int(network.multiplicity[node]) for node in nodes]
     factor_counts = [network.factor_multiplicity(factor) for factor in factors]
     own_tables = [multiples.of(f.table, count) for f, count in zip(factors, factor_counts, strict=True)]
-    own_tables = [own.copy() if f.demands else own for f, own in zip(factors, own_tables, strict=True)]
     table = np.array([tables.put(own) for own in own_tables], np.int64)
     message_sizes = np.stack([rows, columns], axis=1).ravel()
     message_start = np.concatenate([[0], np.cumsum(message_sizes)]).astype(np.int64)
@@ -216,12 +214,28 @@ def with_costs(graph: FactorGraph, unary: Sequence[np.ndarray], tables: Sequence
     Args:
       unary: Of each node, float64 [labels]. tables: Of each factor, float64 [rows, columns]; equal ones are one object.
     """
-    has_usages = np.diff(graph.pair_start) > 0
-    own = [table.copy() if is_own else table for table, is_own in zip(tables, has_usages.tolist(), strict=True)]
     store = _Store(np.float64)
-    places = np.array([store.put(table) for table in own], np.int64)
+    places = np.array([store.put(table) for table in tables], np.int64)
     together = np.concatenate(unary) if unary else np.zeros(0)
     return dataclasses.replace(graph, unary=together, table=places, tables=store.joined())
+
+
+def with_own_tables(graph: FactorGraph) -> FactorGraph:
+    """The same graph, in which each factor with usages has a table that no other has: prices on capacity can be added
+    to it. Those without share theirs, which keeps what a sweep reads small."""
+    own = np.diff(graph.pair_start) > 0
+    sizes = (graph.rows * graph.columns)[own]
+    places, table = offsets(sizes), graph.table.copy()
+    table[own] = len(graph.tables) + places[:-1]
+    return dataclasses.replace(
+        graph, table=table, tables=np.concatenate([graph.tables, graph.tables[ranges(graph.table[own], sizes)]])
+    )
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """start[0], start[0] + 1, .. (count[0] of them), start[1], ..; int64."""
+    begins = offsets(count)
+    return np.repeat(start - begins[:-1], count) + np.arange(begins[-1])
 
 
 def message_count(graph: FactorGraph) -> int:

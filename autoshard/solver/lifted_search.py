@@ -346,5 +346,5 @@ def _tied_choices(search: Search, quotient: Quotient) -> np.ndarray | None:
         point = ascent.reparametrization()
         stop = lambda: search.budget.remaining() <= 0
         search.budget.spend(4 * TREE_ROUNDS * table_entries(graph))
-        best = descend_trees(graph, best, point.unary, point.tables, TREE_ROUNDS, search.options.seed, stop)
+        best = descend_trees(point.graph, best, point.unary, point.tables, TREE_ROUNDS, search.options.seed, stop)
     return np.array(network.postsolve_labels(nodes, best))

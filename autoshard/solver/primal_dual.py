@@ -102,8 +102,8 @@ class PrimalDualSearch:
             return False
         point = ascent.reparametrization()
         self._prove(point.bound + self.network.constant, "messages")
-        slack = label_slack(graph, point.tables, point.messages, point.theta)
-        state = DualState(graph, self.network, nodes, ascent, point, slack)
+        slack = label_slack(point.graph, point.tables, point.messages, point.theta)
+        state = DualState(point.graph, self.network, nodes, ascent, point, slack)
         if not small:
             tree_search(search, state, 2 * TREE_ROUNDS, search.options.seed)
         if not small and not search.done():

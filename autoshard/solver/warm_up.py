@@ -43,6 +43,7 @@ from autoshard.solver.primal.local_search import (
     least_usage_labels,
     repair_within,
 )
+from autoshard.solver.primal.schedule_run import run_beside
 from autoshard.solver.primal.schedule_search import anneal
 from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Problem
@@ -145,6 +146,17 @@ _REPAIR = Stage(
         Kernel(fits, (_GRAPH, _INTS)),
     ),
 )
+_PAIRS_OF_INTS, _PAIRS_OF_FLOATS = int64[:, ::1], float64[:, ::1]
+_EXPOSURE = Stage(
+    "exposure",
+    (
+        Kernel(
+            run_beside,
+            (_FLOATS, _INTS, _INTS, _FLOATS, _INTS, float64, _FLOATS, _INTS, _PAIRS_OF_INTS, _PAIRS_OF_INTS)
+            + (_PAIRS_OF_FLOATS,),
+        ),
+    ),
+)
 _TREES = Stage(
     "trees",
     (
@@ -158,10 +170,10 @@ _SCHEDULES = Stage(
     "schedules",
     (Kernel(anneal, (*_ADDS, *_WINDOWS, float64, float64, _INTS, _INTS, _INTS, _FLOATS)),),
 )
-SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _TREES, _SCHEDULES))
+SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _EXPOSURE, _TREES, _SCHEDULES))
 """What each child compiles, in this order."""
-ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_TREES, _SCHEDULES)
-"""What every problem needs, what most need whose capacity may be exceeded, and what few need."""
+ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_EXPOSURE, _TREES, _SCHEDULES)
+"""What every problem needs, what most need whose capacity may be exceeded, and what few need, or not at first."""
 
 
 def is_warm() -> bool:

@@ -12,7 +12,7 @@ import pytest
 from autoshard.compiler.schedule import Schedule
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.timeline import asked_for
-from autoshard.plans import master_program
+from autoshard.plans import master_problem, master_program
 from autoshard.plans.master_problem import MasterProblem
 from autoshard.solver import evaluate
 
@@ -81,6 +81,28 @@ def test_the_fastest_plan_is_that_of_all_that_can_be_made(problem, searched):
             if found is not None:
                 assert found.step_s == pytest.approx(fitting[found.choices])
                 assert master.fastest(found.step_s * (1 - 1e-3), 1e-9) is None
+
+
+def test_a_plan_that_differs_everywhere_does_not_tie_what_others_leave_apart(problem, monkeypatch):
+    """With it known, all is one part, which would follow one of three plans."""
+    monkeypatch.setattr(master_problem, "_TIED", 1.0)  # as in a long chain, no decision ties all others
+    monkeypatch.setattr(master_problem, "_LARGE_LEAST", 5)
+    rng, num_mixed = np.random.default_rng(2), 0
+    for _ in range(30):
+        base, other, changed = plans_apart(problem, rng, 5)
+        fitting = {picks: step_s for picks, step_s, _ in all_made(problem, base, other, changed)}
+        master = MasterProblem(StepTimes(problem), None)
+        everywhere = [(k + 2) % len(node.costs) for k, node in zip(base, problem.problem.nodes, strict=True)]
+        everywhere = [k if k != own else 1 - k for k, own in zip(everywhere, base, strict=True)]  # of two choices
+        if any(everywhere[node] in (base[node], other[node]) for node in changed):
+            continue
+        if not master.add(everywhere) or master.step_s(everywhere) < max(fitting.values()):
+            continue
+        master.add(base), master.add(other)
+        found = master.improved(base, np.inf)
+        assert found is not None and found.step_s <= min(fitting.values()) * 1.002
+        num_mixed += fitting[tuple(base)] > 1.01 * found.step_s < fitting[tuple(other)]
+    assert num_mixed > 2
 
 
 def test_from_the_mixture_the_same_plan_is_found(problem):

@@ -13,7 +13,7 @@ from autoshard.solver.bound.core import CoreGraph
 from autoshard.solver.bound.dual_ascent import DualAscent
 from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
 from autoshard.solver.bound.prices import ascend_prices
-from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, message_count
+from autoshard.solver.factor_graph import FactorGraph, factor_graph_of, message_count, with_own_tables
 from autoshard.solver.labelling import labels_cost, labels_usage
 from autoshard.solver.primal.local_search import least_usage_labels
 from autoshard.solver.reduce.network import Network
@@ -28,7 +28,7 @@ def flats(seeds):
         finite &= all(np.isfinite(factor.table).all() for factor in network.factors.values())
         if finite and not network.infeasible:
             graph, nodes = factor_graph_of(network)
-            yield seed, graph, nodes, network
+            yield seed, with_own_tables(graph), nodes, network
 
 
 def bound_at(graph: FactorGraph, prices: np.ndarray, messages: np.ndarray) -> float:

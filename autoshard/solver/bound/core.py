@@ -12,7 +12,7 @@ messages of the whole problem, and prove the same bound there.
 
 import numpy as np
 
-from autoshard.solver.factor_graph import FactorGraph, grouped, message_count, offsets
+from autoshard.solver.factor_graph import FactorGraph, grouped, message_count, offsets, ranges, with_own_tables
 from autoshard.solver.kernels import kernel
 
 
@@ -20,7 +20,8 @@ class CoreGraph:
     """The core of `graph` for the instants `active`.
 
     Attributes:
-      graph: The core as a `FactorGraph` of its own; its instants are the active ones, its tables those of the whole.
+      graph: The core as a `FactorGraph` of its own; its instants are the active ones. What is used at these has tables
+        of its own, everything else those of the whole.
       active: bool [T]. nodes, factors: Their indices in the whole problem, int64.
       constant: Cost of the parts that were minimised out completely.
     """
@@ -51,8 +52,8 @@ class CoreGraph:
         message_start = offsets(np.stack([rows, columns], axis=1).ravel())
         in_start, in_factors = grouped(target, len(self.nodes))
         out_start, out_factors = grouped(source, len(self.nodes))
-        self._place = _places(whole.source_message[self.factors], rows + columns)
-        self.graph = FactorGraph(
+        self._place = ranges(whole.source_message[self.factors], rows + columns)
+        core = FactorGraph(
             label_start=offsets(sizes[self.nodes]), unary=self._unary[np.repeat(~left, sizes)],
             source=source, target=target, rows=rows, columns=columns,
             source_map=whole.source_map[self.factors], target_map=whole.target_map[self.factors],
@@ -65,6 +66,7 @@ class CoreGraph:
             pair_first=pairs.first, pair_last=pairs.last, pair_amounts=pairs.amounts,
             amounts=whole.amounts, capacity=whole.capacity[active],
         )  # fmt: skip
+        self.graph = with_own_tables(core)
 
     def messages_from(self, messages: np.ndarray) -> np.ndarray:
         """The core's share of messages of the whole problem."""
@@ -97,12 +99,6 @@ class _ActiveDemands:
     def owned(self, count: int) -> np.ndarray:
         """bool [count]: which owners have a usage."""
         return np.bincount(self.owner, minlength=count)[:count] > 0
-
-
-def _places(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """start[0], start[0] + 1, .. (length[0] of them), start[1], .."""
-    begins = offsets(length)
-    return np.repeat(start - begins[:-1], length) + np.arange(begins[-1])
 
 
 @kernel()

@@ -24,7 +24,7 @@ from autoshard.solver.bound.core import CoreGraph
 from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
 from autoshard.solver.bound.prices import ascend_prices
 from autoshard.solver.bound.reparametrization import Reparametrization
-from autoshard.solver.factor_graph import FactorGraph, message_count
+from autoshard.solver.factor_graph import FactorGraph, message_count, with_own_tables
 from autoshard.solver.labelling import labels_usage
 
 START = 20
@@ -262,7 +262,7 @@ class DualAscent:
 
     def reparametrization(self) -> Reparametrization:
         """The best state, computed afresh."""
-        graph, messages = self.graph, self.messages
+        graph, messages = with_own_tables(self.graph), self.messages
         unary, theta = np.zeros(len(graph.unary)), np.zeros(len(graph.unary))
         tables = graph.tables.copy() if len(graph.pair_first) else graph.tables
         price_unary(graph, self.prices, unary)
@@ -271,4 +271,4 @@ class DualAscent:
         node_costs(graph, unary, messages, theta)
         low = np.minimum.reduceat(theta, graph.label_start[:-1]).sum() if len(theta) else 0.0
         bound = low + factor_minima(graph, tables, messages) - self.prices @ graph.capacity
-        return Reparametrization(self.prices, messages, unary, tables, theta, float(bound))
+        return Reparametrization(graph, self.prices, messages, unary, tables, theta, float(bound))
