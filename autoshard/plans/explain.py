@@ -23,6 +23,9 @@ from autoshard.printing import TextConsole, amount, seconds, table
 MORE = "More of it: explain(full=True), `autoshard explain PLAN --full`; as a page: `autoshard report PLAN`."
 """The last line of one screen."""
 
+_AS_LONG = 1e-3
+"""A step that is longer by no more than this share is told as equally long."""
+
 _MOST_WARNINGS, _MOST_LETTERS = 3, 230
 
 
@@ -97,8 +100,8 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
         console.print(f"  host     {line}")
     gap = f"{c.gap:.3%}" if math.isfinite(c.gap) else "unknown"
     console.print(
-        f"  proof    {c.status.value}: cost {seconds(c.objective)}, no plan below {seconds(max(c.bound, 0.0))} "
-        f"(gap {gap}), found in {c.solve_s:.1f} s"
+        f"  proof    {c.status.value}: cost {seconds(c.objective)}{in_best_schedule(plan)}, no plan below "
+        f"{seconds(max(c.bound, 0.0))} (gap {gap}), found in {c.solve_s:.1f} s"
     )
     console.print(f"  price    {_price(plan)}")
     if line := placement_line(plan):
@@ -109,6 +112,13 @@ def _summary(console: Console, plan: ProgramPlan) -> None:
         console.print(f"  hosts    {plan.on_hosts}")
     console.print(f"  figures  {plan.figures}")
     console.print()
+
+
+def in_best_schedule(plan: ProgramPlan) -> str:
+    """What a proof is about, where the compiler's schedule of a plan takes longer than the best there is; else
+    nothing."""
+    is_longer = plan.estimate.step_s > plan.certificate.objective * (1 + _AS_LONG)
+    return " in the best schedule" if plan.schedule is Schedule.LATENCY_HIDING and is_longer else ""
 
 
 def print_asked(console: Console, obeyed: Sequence[Obeyed]) -> None:

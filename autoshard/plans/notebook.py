@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-from autoshard.plans.explain import explain, tensor_rows
+from autoshard.plans.explain import explain, in_best_schedule, tensor_rows
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import amount, seconds
 
@@ -29,7 +29,7 @@ def plan_html(plan: ProgramPlan) -> str:
             bar([(e.peak_bytes, _MEMORY, "at the peak")], most_bytes),
         ),
         ("traffic", f"{amount(e.comm_bytes)} sent per device", ""),
-        ("proof", f"{c.status.value}, gap {gap}", ""),
+        ("proof", f"{c.status.value}{in_best_schedule(plan)}, gap {gap}", ""),
     ]
     tensors = tensor_rows(plan, _MOST_TENSORS)
     return framed(

@@ -3,6 +3,7 @@
 import math
 
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
+from autoshard.plans.explain import in_best_schedule
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import amount, seconds
 from autoshard.report.parts import Figures, Paragraph, Part
@@ -14,7 +15,7 @@ def overview_parts(plan: ProgramPlan) -> tuple[Part, ...]:
     limit = f"of {amount(plan.budget_bytes)} allowed" if plan.budget_bytes is not None else "without a limit"
     waits = f"{seconds(e.exposed_s)} waiting" + (f", {seconds(e.hidden_s)} hidden" if e.hidden_s else "")
     gap = f"{c.gap:.2%}" if math.isfinite(c.gap) else "unknown"
-    bound = f"no plan below {seconds(max(c.bound, 0.0))}" if math.isfinite(c.bound) else ""
+    bound = f"no plan below {seconds(max(c.bound, 0.0))}{in_best_schedule(plan)}" if math.isfinite(c.bound) else ""
     cards = (
         ("step, predicted", seconds(e.step_s), f"{seconds(e.compute_s)} computing + {waits}"),
         ("memory at the peak", amount(e.peak_bytes), limit),

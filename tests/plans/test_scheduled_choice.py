@@ -1,0 +1,48 @@
+"""Of plans that are equally good to the solver, the one whose schedule by the compiler is faster."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import autoshard
+from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
+from autoshard.plans import search
+
+GPU = DeviceType("GPU", {"float32": 4e12}, 32e9, 1e12, 1e-8, "example", product_workspace_bytes=1024)
+CLUSTER = Cluster(
+    "two nodes", (NodeGroup("group", GPU, 2, 8, Link(1e-7, 60e9, 0, "example"), Link(1e-7, 10e9, 1, "example")),)
+)
+OPTIONS = autoshard.PlanOptions(cache=False, memory_reserve=0.0, work_limit=1.0)
+LAYERS, WIDTH, BATCH = 4, 512, 2048
+
+
+def step(params, x):
+    def loss(p):
+        h = x
+        for k in range(LAYERS):
+            h = h + jnp.tanh(h @ p[f"up{k}"]) @ p[f"down{k}"]
+        return jnp.mean(h**2)
+
+    value, grads = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+@pytest.fixture(scope="module")
+def arguments():
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    params = {f"up{k}": f32(WIDTH, 4 * WIDTH) for k in range(LAYERS)}
+    return params | {f"down{k}": f32(4 * WIDTH, WIDTH) for k in range(LAYERS)}, f32(BATCH, WIDTH)
+
+
+def planned(arguments):
+    return autoshard.plan(step, *arguments, cluster=CLUSTER, donate_argnums=0, options=OPTIONS)
+
+
+def test_no_plan_that_was_found_is_scheduled_faster_than_the_one_taken(arguments, monkeypatch):
+    plan = planned(arguments)
+    assert plan.estimate.step_s > plan.certificate.objective, "kernels wait longer than in the best schedule"
+    assert plan.estimate.step_s == pytest.approx(min(c.step_s for c in plan.candidates if c.step_s is not None))
+    assert plan.certificate.bound <= plan.certificate.objective
+    assert "in the best schedule" in plan.explain()
+    monkeypatch.setattr(search, "_MOST_CLOSE", 0)
+    assert plan.estimate.step_s <= planned(arguments).estimate.step_s * (1 + 1e-9)
