@@ -14,12 +14,12 @@ _TWO_IN_TURN = 1.5
 one is sent at once, and one after the other. A Llama with attention in 16 blocks on 16 H100 took 52.4 ms with 1.0, 51.1
 with 1.5 and 52.3 with 2.0; 54.7 with one collective at a time. Experts on 16 H100, planned on a mesh of 2 x 4 x 2
 and gathered freely, took 10.2 ms with 1.0, 9.6 with 1.5; 10.4 with one at a time."""
-_QUEUED = 8
+_QUEUED = 16
 """How many may be in flight where each begins when the link is free for it. XLA:GPU's scheduler puts off to the very
 begin what needs no other collective, such as the gathers of the first layers, unless so many are in flight; with few,
-what is needed soon waits for what is not. On 64 H100 a GPT with 6 GB took 66.8 ms with four, 60.6 with eight and 60.9
-with 32 in flight, a Llama 48.2 with eight and 49.6 with 32 (one round; a script that is
-not kept)."""
+what is needed soon waits for what is not. On 64 H100 a Llama took 45.5 ms with eight, 44.6 with 16 and with 32, and a
+GPT with 8 GB 65.9 with eight and 61.9 with 16 (two rounds, gathers joined up to 1 MiB; a script that is not kept)."""
+
 _PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 """The file from which the scheduler takes what instructions cost. Its name must end in `.pbtxt` if it is text: others
 are read as binary, and ignored where they are not. XLA keeps what it has read: another profile needs another path.

@@ -11,9 +11,13 @@ in the program. Where there is memory to spare, what was gathered for the forwar
 and without the plan's orders kernels that are needed late come where a collective would have nothing to hide behind.
 """
 
+import bisect
 import dataclasses
 import enum
+import functools
 import heapq
+import itertools
+import math
 from collections.abc import Iterator, Sequence, Set
 
 from autoshard.compiler.candidates import Candidate
@@ -55,11 +59,23 @@ def latency_hidden(program: Program, has_room: bool) -> Exposure:
 
     `has_room`: Whether there is memory for what would be gathered again.
     """
-    found = []
-    for way in (*_ORDERED, *(_WITH_ROOM if has_room else ())):
-        steps = _Schedule(program, way).steps()
-        found.append(_replayed(program, steps))
-    return min(found, key=lambda exposure: exposure.total_s)
+    numbers = [k for k, time_s in enumerate(program.kernels_s) if time_s]  # beside others nothing hides
+    at = functools.partial(bisect.bisect_left, numbers)
+    timed = Program(
+        tuple([program.kernels_s[k] for k in numbers]),
+        tuple([at(program.needed_by[k]) for k in numbers]),
+        [dataclasses.replace(c, start=at(c.start), stop=at(c.stop)) for c in program.collectives],
+        program.again,
+    )
+    ways = (*_ORDERED, *(_WITH_ROOM if has_room else ()))
+    replays = [_replayed(timed, _Schedule(timed, way).steps()) for way in ways]
+    found = min(replays, key=lambda replay: math.fsum(w.time_s for w in replay.waits))
+    exposed_s = [0.0] * len(program.collectives)
+    for collective, _, time_s in found.waits:
+        exposed_s[collective] += time_s
+    numbers.append(len(program.kernels_s))
+    pieces = [p._replace(kernel=numbers[p.kernel]) for p in _pieces(timed.kernels_s, found)]
+    return Exposure.of(exposed_s, pieces, [w._replace(kernel=numbers[w.kernel]) for w in found.waits])
 
 
 _ORDERED = (Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE)
@@ -90,16 +106,9 @@ class _Schedule:
         self._late: list[int] = []  # the kernels that may come later than in the program
         self._sends: dict[int, list[int]] = {}  # for each kernel, what sends its result and has not begun
         if way.ordered_as is Candidate.UNORDERED:
-            self._late = [k for k, s in enumerate(program.kernels_s) if s and program.needed_by[k] > k + 1]
+            self._late = [k for k, needed in enumerate(program.needed_by) if needed > k + 1]
             for c in self._sent:
-                self._sends.setdefault(self._made_by(c), []).append(c)
-
-    def _made_by(self, collective: int) -> int:
-        """The last kernel before a collective is known; -1 if there is none."""
-        kernel = self._program.collectives[collective].start - 1
-        while kernel >= 0 and not self._program.kernels_s[kernel]:
-            kernel -= 1
-        return kernel
+                self._sends.setdefault(program.collectives[c].start - 1, []).append(c)
 
     def steps(self) -> list[_Step]:
         """The schedule, in program order."""
@@ -159,34 +168,51 @@ class _Schedule:
         self._steps.append((_Kind.BEGIN, collective))
         del self._in_flight_s[collective]
         if self._late:
-            self._sends[self._made_by(collective)].remove(collective)
+            self._sends[self._program.collectives[collective].start - 1].remove(collective)
 
 
-def _replayed(program: Program, steps: Sequence[_Step]) -> Exposure:
-    """What is sent beside which kernels, if a link takes collectives in the order in which they begin, one at a time,
-    and kernels wait for their ends."""
-    kernels_s, collectives = program.kernels_s, program.collectives
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Replay:
+    """A schedule in time.
+
+    Attributes:
+      runs: When kernels begin, in order: (begin, kernel).
+      sent: What is on the link, in order: (begin, end, collective).
+      waits: What kernels wait for.
+    """
+
+    runs: Sequence[tuple[float, int]]
+    sent: Sequence[tuple[float, float, int]]
+    waits: Sequence[Wait]
+
+
+def _replayed(program: Program, steps: Sequence[_Step]) -> _Replay:
+    """A link takes collectives in the order in which they begin, one at a time, and kernels wait for their ends."""
     now_s = free_s = 0.0
-    sent: list[tuple[float, float, int]] = []  # when collectives begin and end on the link
-    exposed_s, waits = [0.0] * len(collectives), []
     ends_s: dict[int, float] = {}
-    runs: list[tuple[float, int]] = []  # when kernels begin
-    for at, (kind, number) in enumerate(steps):
+    runs: list[tuple[float, int]] = []
+    sent: list[tuple[float, float, int]] = []
+    waits: list[Wait] = []
+    awaited = len(program.kernels_s)  # the kernel behind an end
+    behind = [0] * len(steps)
+    for at in reversed(range(len(steps))):
+        if steps[at][0] is _Kind.KERNEL:
+            awaited = steps[at][1]
+        behind[at] = awaited
+    for kernel, (kind, number) in zip(behind, steps, strict=True):
         match kind:
             case _Kind.KERNEL:
                 runs.append((now_s, number))
-                now_s += kernels_s[number]
+                now_s += program.kernels_s[number]
             case _Kind.BEGIN:
-                begins_s = max(now_s, free_s)
-                free_s = ends_s[number] = begins_s + collectives[number].time_s
-                sent.append((begins_s, free_s, number))
+                begin_s = max(now_s, free_s)
+                free_s = ends_s[number] = begin_s + program.collectives[number].time_s
+                sent.append((begin_s, free_s, number))
             case _Kind.END if ends_s[number] > now_s:
-                kernel = next((n for what, n in steps[at:] if what is _Kind.KERNEL), len(kernels_s))
                 for begin_s, end_s, other in _between(sent, now_s, ends_s[number]):
-                    exposed_s[other] += end_s - begin_s
                     waits.append(Wait(other, kernel, end_s - begin_s))
                 now_s = ends_s[number]
-    return Exposure.of(exposed_s, list(_pieces(kernels_s, runs, sent)), waits)
+    return _Replay(runs, sent, waits)
 
 
 def _between(sent: Sequence[tuple[float, float, int]], start_s: float, stop_s: float) -> list[tuple[float, float, int]]:
@@ -200,18 +226,15 @@ def _between(sent: Sequence[tuple[float, float, int]], start_s: float, stop_s: f
     return found[::-1]
 
 
-def _pieces(
-    kernels_s: Sequence[float], runs: Sequence[tuple[float, int]], sent: Sequence[tuple[float, float, int]]
-) -> Iterator[Piece]:
+def _pieces(kernels_s: Sequence[float], replay: _Replay) -> Iterator[Piece]:
     """What is on the link beside kernels, in order of time."""
-    first = 0
-    for begin_s, end_s, number in sent:
+    runs, first = replay.runs, 0
+    for begin_s, end_s, number in replay.sent:
         while first < len(runs) and runs[first][0] + kernels_s[runs[first][1]] <= begin_s:
             first += 1
-        for run_s, kernel in runs[first:]:
-            own_s = kernels_s[kernel]
+        for run_s, kernel in itertools.islice(runs, first, None):
             if run_s >= end_s:
                 break
-            if own_s and begin_s < run_s + own_s:
-                shares = max(begin_s - run_s, 0.0) / own_s, min((end_s - run_s) / own_s, 1.0)
-                yield Piece(number, kernel, *shares)
+            own_s = kernels_s[kernel]
+            if begin_s < run_s + own_s:
+                yield Piece(number, kernel, max(begin_s - run_s, 0.0) / own_s, min((end_s - run_s) / own_s, 1.0))
