@@ -16,7 +16,6 @@ import dataclasses
 import enum
 import functools
 import heapq
-import itertools
 import math
 from collections.abc import Iterator, Sequence, Set
 
@@ -232,7 +231,8 @@ def _pieces(kernels_s: Sequence[float], replay: _Replay) -> Iterator[Piece]:
     for begin_s, end_s, number in replay.sent:
         while first < len(runs) and runs[first][0] + kernels_s[runs[first][1]] <= begin_s:
             first += 1
-        for run_s, kernel in itertools.islice(runs, first, None):
+        for k in range(first, len(runs)):
+            run_s, kernel = runs[k]
             if run_s >= end_s:
                 break
             own_s = kernels_s[kernel]
