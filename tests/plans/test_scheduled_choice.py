@@ -1,5 +1,7 @@
 """Of plans that are equally good to the solver, the one whose schedule by the compiler is faster."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -46,3 +48,24 @@ def test_no_plan_that_was_found_is_scheduled_faster_than_the_one_taken(arguments
     assert "in the best schedule" in plan.explain()
     monkeypatch.setattr(search, "_MOST_CLOSE", 0)
     assert plan.estimate.step_s <= planned(arguments).estimate.step_s * (1 + 1e-9)
+
+
+def test_the_step_over_time_is_that_schedule(arguments):
+    """Each collective is beside kernels and waited for as the estimate says; gathers that are left out are nowhere."""
+    plan = planned(arguments)
+    profile, e = plan.profile, plan.estimate
+    assert profile is not None
+    length = lambda runs, n: sum(r.stop_s - r.start_s for r in runs if r.item == n)
+    left_out = 0
+    for n, item in enumerate(e.communication):
+        waited_s, hidden_s = length(profile.waited, n), length(profile.hidden, n)
+        assert waited_s == pytest.approx(item.exposed_s, rel=1e-5, abs=1e-12)
+        if item.kind == "all-gather" and not hidden_s and not item.exposed_s:
+            left_out += 1
+        else:
+            assert hidden_s == pytest.approx(item.hidden_s, rel=1e-5, abs=1e-12)
+    assert 0 < left_out < len(e.communication) / 2, "weights are gathered once for both passes, as there is room"
+    last = max((*profile.kernels, *profile.waited), key=lambda run: run.stop_s)
+    assert last.stop_s == pytest.approx(e.step_s)
+    hidden = sorted(profile.hidden, key=lambda run: run.start_s)
+    assert all(a.stop_s <= b.start_s * (1 + 1e-6) for a, b in itertools.pairwise(hidden))
