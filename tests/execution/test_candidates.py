@@ -80,7 +80,9 @@ def test_what_the_compiler_is_told():
     assert of(Candidate.TWO_AT_ONCE) == {**by_xla, **in_flight}
     unordered = of(Candidate.UNORDERED)
     assert of(Candidate.UNORDERED_AT_ONCE) == {**unordered, **in_flight}
-    assert of(Candidate.PLAN_COSTS_QUEUED) == of(Candidate.GATHERED_QUEUED) == {**by_xla, **dict.fromkeys(in_flight, 8)}
+    assert (
+        of(Candidate.PLAN_COSTS_QUEUED) == of(Candidate.GATHERED_QUEUED) == {**by_xla, **dict.fromkeys(in_flight, 16)}
+    )
     reduced = {"xla_gpu_all_reduce_combine_threshold_bytes": 2**22}
     assert {**unordered, **reduced} == {**by_xla, "xla_gpu_dot_merger_threshold_mb": -1} != unordered
     pipelined = of(Candidate.PIPELINED_LOOPS)
