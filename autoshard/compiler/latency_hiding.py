@@ -26,6 +26,19 @@ _OVER_S = 1e-12
 """A latency of which no more is left is over; sums of times are rounded."""
 
 
+_ORDERED = (Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE)
+_WITH_ROOM = (
+    Candidate.GATHERED_FREELY,
+    Candidate.GATHERED_AT_ONCE,
+    Candidate.UNORDERED,
+    Candidate.UNORDERED_AT_ONCE,
+)
+"""The ways that are told apart here."""
+
+_LOOKED_AT = 16
+"""How many kernels that are needed late are looked at, to put one where a collective has nothing to hide behind."""
+
+
 class _Kind(enum.Enum):
     KERNEL = enum.auto()
     BEGIN = enum.auto()
@@ -75,20 +88,6 @@ def latency_hidden(program: Program, has_room: bool) -> Exposure:
     numbers.append(len(program.kernels_s))
     pieces = [p._replace(kernel=numbers[p.kernel]) for p in _pieces(timed.kernels_s, found)]
     return Exposure.of(exposed_s, pieces, [w._replace(kernel=numbers[w.kernel]) for w in found.waits])
-
-
-_ORDERED = (Candidate.PLAN_COSTS, Candidate.PLAN_COSTS_AT_ONCE)
-_WITH_ROOM = (
-    Candidate.GATHERED_FREELY,
-    Candidate.GATHERED_AT_ONCE,
-    Candidate.UNORDERED,
-    Candidate.UNORDERED_AT_ONCE,
-)
-"""The ways that are told apart here."""
-
-
-_LOOKED_AT = 16
-"""How many kernels that are needed late are looked at, to put one where a collective has nothing to hide behind."""
 
 
 class _Schedule:
