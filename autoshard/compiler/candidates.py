@@ -4,7 +4,7 @@ import enum
 import importlib.metadata
 import re
 
-from autoshard.compiler.options import JOINED_REDUCTIONS, compiler_options
+from autoshard.compiler.options import JOINED_GATHERS, JOINED_REDUCTIONS, compiler_options
 from autoshard.compiler.schedule import Schedule
 
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
@@ -158,7 +158,8 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
         options[_OVERLAP_LIMIT] = _QUEUED
     if candidate.ordered_as is Candidate.UNORDERED:
         options[_MERGED_PRODUCTS] = -1  # orders leave nothing to merge
-        options.pop(JOINED_REDUCTIONS)  # all sums come at the end, the faster for being joined
+        for joined in (JOINED_REDUCTIONS, JOINED_GATHERS):  # all come at the ends, the faster for being joined
+            options.pop(joined)
     if candidate is Candidate.PIPELINED_LOOPS:
         options |= {**pipelined_collectives(), _DOUBLE_BUFFERED: True}
     return options

@@ -41,7 +41,7 @@ MOST_SCATTERED_BYTES = 2**20
 for what is made later, and what waits for the one would wait for the other. GPT of 8 layers on 16 H100, simulated:
 9 ms less of 76, with copies begun up to four products ahead."""
 
-_JOINED_GATHERS = "xla_gpu_all_gather_combine_threshold_bytes"
+JOINED_GATHERS = "xla_gpu_all_gather_combine_threshold_bytes"
 MOST_GATHERED_BYTES = 2**20
 """The same for all-gathers: of a GPT on 64 H100 a weight that is needed soon was joined with another's gradient, whose
 sum comes later. With 6 GB it takes 58.7 ms so, and 60.1 with 30 MiB; a Llama 45.5 and 47.4 (the same plans, a script
@@ -65,7 +65,7 @@ def compiler_options(platform: str, schedule: Schedule) -> dict[str, bool | int 
     if hides:
         options |= {
             _JOINED_SCATTERS: MOST_SCATTERED_BYTES,
-            _JOINED_GATHERS: MOST_GATHERED_BYTES,
+            JOINED_GATHERS: MOST_GATHERED_BYTES,
             JOINED_REDUCTIONS: MOST_REDUCED_BYTES,
         }
     return options

@@ -83,8 +83,12 @@ def test_what_the_compiler_is_told():
     assert (
         of(Candidate.PLAN_COSTS_QUEUED) == of(Candidate.GATHERED_QUEUED) == {**by_xla, **dict.fromkeys(in_flight, 16)}
     )
-    reduced = {"xla_gpu_all_reduce_combine_threshold_bytes": 2**22}
-    assert {**unordered, **reduced} == {**by_xla, "xla_gpu_dot_merger_threshold_mb": -1} != unordered
+    joined = {
+        "xla_gpu_all_reduce_combine_threshold_bytes": 2**22,
+        "xla_gpu_all_gather_combine_threshold_bytes": 2**20,
+    }
+    assert all(option not in unordered for option in joined)
+    assert {**unordered, **joined} == {**by_xla, "xla_gpu_dot_merger_threshold_mb": -1} != unordered
     pipelined = of(Candidate.PIPELINED_LOOPS)
     assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
     gathers, on = (
