@@ -19,9 +19,9 @@ def compiled_timeline(reader: SolutionReader, times: Timeline, reserved_bytes: f
     """The timeline of a plan as the compiler schedules it; the same where that is not told apart from the best.
 
     Copies between a device and its host are on no link of collectives, and hide as they did. A gather that the
-    compiler leaves out, since there is memory for the copy to stay, counts as hidden (`Timeline.left_out`). With such,
-    and with kernels in another order, a step can take less than in the best schedule of all that is asked for: then it
-    is that which counts, as no plan is proven to take less.
+    compiler leaves out, since there is memory for the copy to stay, counts as hidden. With such, and with kernels in
+    another order, a step can take less than in the best schedule of all that is asked for: then it is that which
+    counts, as no plan is proven to take less.
 
     Args:
       reader: The solution. times: Its timeline.
@@ -104,7 +104,7 @@ class _Sent:
                 hideable.append(times.hideable[part])
                 exposed_s.append(times.found.exposed_s[part])
             sendings[n] = dataclasses.replace(about, hideable=tuple(number_of[part] for part in about.hideable))
-        before, sent = times.found, {own.collective for own in (*found.pieces, *found.waits)}
+        before = times.found
         copied = [p._replace(collective=number_of[p.collective]) for p in before.pieces if p.collective in number_of]
         waits = [w._replace(collective=number_of[w.collective]) for w in before.waits if w.collective in number_of]
         return dataclasses.replace(
@@ -114,7 +114,6 @@ class _Sent:
             sendings=tuple(sendings),
             stretches=(),
             found=Exposure.of(exposed_s, (*found.pieces, *copied), (*found.waits, *waits)),
-            left_out=frozenset(n for n in self.again_of if not sent.intersection(parts[n])),
         )
 
     def _beside_s(self, n: int) -> float:

@@ -56,7 +56,6 @@ class Timeline:
       stretches: Of operations, in which there is more to send than hides (`cost/exposure.py`).
       found: What of `hideable` runs beside which kernels.
       beside_s: Time of transfers beside the pieces of their own products.
-      left_out: Of `communication`, by number, what the compiler does not send again, and that hides so.
     """
 
     compute: tuple[ComputeItem, ...]
@@ -69,7 +68,6 @@ class Timeline:
     sendings: tuple[Sending, ...]
     found: Exposure
     beside_s: float = 0.0
-    left_out: frozenset[int] = frozenset()
 
     @functools.cached_property
     def compute_s(self) -> float:
