@@ -24,7 +24,7 @@ def compiled_timeline(reader: SolutionReader, times: Timeline, reserved_bytes: f
     counts, as no plan is proven to take less.
 
     Args:
-      reader: The solution. times: Its timeline.
+      reader: The solution. times: Its timeline, in which something can hide.
       reserved_bytes: What must be there for it to run, if all is gathered again that is.
     """
     f, sent = reader.f, _Sent(times)
@@ -38,7 +38,7 @@ def compiled_timeline(reader: SolutionReader, times: Timeline, reserved_bytes: f
         sent.collectives,
         sent.again,
     )
-    found = f.compiler.scheduled(program, stays) if times.hideable else None
+    found = f.compiler.scheduled(program, stays)
     if found is None:
         return times
     compiled = sent.hidden_as(found)

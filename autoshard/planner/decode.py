@@ -313,7 +313,9 @@ class Evaluation:
     @functools.cached_property
     def compiled_times(self) -> Timeline:
         """Its timeline with what hides in the compiler's own schedule."""
-        return compiled_timeline(self.reader, self.times, self.reserved_bytes) if self.as_compiled else self.times
+        if not self.as_compiled or not self.times.hideable:
+            return self.times
+        return compiled_timeline(self.reader, self.times, self.reserved_bytes)
 
     @functools.cached_property
     def held(self) -> LiveBuffers:

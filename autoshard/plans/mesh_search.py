@@ -79,7 +79,7 @@ def search_meshes(
     cache = default_cache() if options.cache else None
     best: tuple[Formulation, Solution] | None = None
     of_best: Evaluation | None = None
-    best_s = math.inf
+    best_s: float | None = None
     is_alone = len(meshes) == 1 and weights is None
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
@@ -151,7 +151,7 @@ def search_meshes(
             weights, prices = scheduled.weights, scheduled.prices
             continue
         evaluation, own_s = None, found.certificate.objective
-        if found.choices is not None and _is_better(own_s, True, None if best is None else best_s, fits):
+        if found.choices is not None and _is_better(own_s, True, best_s, fits):
             again = None
             if scheduled is not None:
                 gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
@@ -164,7 +164,7 @@ def search_meshes(
         step_s = own_s if found.choices is not None else None
         bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
         candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
-        if found.choices is not None and _is_better(own_s, own_fits, None if best is None else best_s, fits):
+        if found.choices is not None and _is_better(own_s, own_fits, best_s, fits):
             best, of_best, best_s = (whole(formulation), found), evaluation, own_s
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
