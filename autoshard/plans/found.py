@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from autoshard.planner.build import Formulation
 from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.overlap import StretchWeights
+from autoshard.plans.known_plan import Made
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
@@ -28,6 +29,7 @@ class Found:
       weights: Those of stretches that bound best on its mesh; None where nothing hides.
       prices: Of instants of its problem, with which they did.
       fits: Whether the best fits with the gaps between its buffers.
+      others: Plans of its problem, some of which may be faster as the compiler schedules them.
     """
 
     best: tuple[Formulation, Solution] | None
@@ -37,6 +39,7 @@ class Found:
     weights: StretchWeights | None = None
     prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     fits: bool = False
+    others: tuple[Made, ...] = ()
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:

@@ -46,6 +46,11 @@ class KnownPlan:
         """The plan if it fits."""
         return None if self.exceeded else Made(tuple(self.choices.tolist()), self.step_s)
 
+    @property
+    def total_sent_s(self) -> float:
+        """The time of all that can hide."""
+        return float(self.sent_s[1].sum())
+
 
 def sparse(amounts: np.ndarray) -> Sparse:
     """The amounts of owners that have any."""

@@ -25,10 +25,12 @@ from autoshard.plans.as_scheduled import (
 )
 from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, scheduled_s
 from autoshard.plans.gaps import tighter_bytes, with_gaps
+from autoshard.plans.known_plan import Made
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
+from autoshard.plans.scheduled_choice import MOST_OTHERS
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
@@ -84,6 +86,7 @@ def search_meshes(
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
     prices: Mapping[int, float] = {}
+    others: tuple[Made, ...] = ()
     fits = False  # whether it does with its gaps
     candidates: list[MeshCandidate] = []
     started: list[str | None] = []
@@ -169,8 +172,9 @@ def search_meshes(
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
             prices = {} if scheduled is None else scheduled.prices
+            others = () if scheduled is None or scheduled.plans is None else scheduled.plans.promising(MOST_OTHERS)
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings, of_best, weights, prices, fits)
+    return Found(best, tuple(candidates), warnings, of_best, weights, prices, fits, others)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:

@@ -16,13 +16,17 @@ from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_walk import walked
 from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
+from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of
+from autoshard.plans.scheduled_choice import best_scheduled, waits_longer
 
-_AS_GOOD, _WAITS, _MOST_CLOSE, _SHARE_OF_TIME = 0.01, 0.02, 2, 0.3
-"""Where a plan waits longer than the solver counts, by more than the second share of its step: how much longer than its
-own a step may take elsewhere, as the solver counts it, for that mesh to be searched; how many are; and in which share
-of the time until then: choices. A GPT under 8 GB takes 50.4 ms on 64 H100 on two meshes, as the solver counts it, and
-by replay 62.0 and 59.2 (`benchmarks/exposed.py`, a script that is not kept)."""
+_AS_GOOD, _OF_WAITING, _MOST_CLOSE, _SHARE_OF_TIME = 0.01, 0.1, 4, 0.3
+"""Where a plan waits longer than the solver counts: how much longer than its own a step may take elsewhere, as the
+solver counts it, for that mesh to be searched, as a share of the step and of what it waits longer; how many are; and in
+which share of the time until then: choices. A GPT under 8 GB takes 50.4 ms on 64 H100 on two meshes, as the solver
+counts it, and by replay 62.0 and 59.2. Of six layers of GPT-3 175B on 1,024 H100 a step takes 430 ms on data=128,
+tensor=8, as the solver counts it, and by replay 538; on data=512, tensor=2 433 and 487 (`benchmarks/exposed.py`,
+scripts that are not kept)."""
 
 _MOST_IN_VAIN = 2
 """Orders of the devices of one mesh of which so many hold nothing faster are not followed up any further."""
@@ -58,7 +62,7 @@ def search(
             if solution is not None:
                 return found
             best = _placed(asked, meshes, walked(asked, found, further, stop), stop)
-            return _with_close_meshes(asked, (*meshes, *further), best, stop) if further else best
+            return _with_close_meshes(asked, (*meshes, *further) if further else (), best, stop)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
@@ -175,18 +179,21 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
 
 
 def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
-    """The outcome after meshes were searched on which a plan may be about as fast as the best, as the solver counts it:
-    as the compiler schedules both, it may be faster."""
-    if found.best is None or found.step_s - found.cost_s <= _WAITS * found.step_s:
+    """The outcome by what the compiler makes of plans, where that waits longer than the solver counts: other plans are
+    scheduled, and meshes searched on which one may be about as fast as the best, as the solver counts it. Those come
+    first of which no plan is known, and of these those with the fewest axes, which are soon searched."""
+    if not waits_longer(found):
         return found
-    named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s * (1 + _AS_GOOD)
+    best = best_scheduled(question, found)
+    longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
+    named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
     own, now_s = str(found.winner[0].mesh), time.perf_counter()
     until_s = math.inf
     if question.options.work_limit is None:
         until_s = now_s + _SHARE_OF_TIME * (now_s - question.started)
     close = sorted(
         (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
-        key=lambda c: c.bound_s,
+        key=lambda c: (_has_known_plan(c), len(c.axes), c.bound_s),
     )
     for candidate in close[:_MOST_CLOSE]:
         if stop.requested or time.perf_counter() >= until_s:
@@ -196,10 +203,16 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
         )
         asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
         again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
-        if again.is_done and again.fits >= found.fits and again.step_s < found.step_s:
-            others = [c for c in found.candidates if c is not candidate]
-            found = dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=found.warnings)
-    return found
+        again = best_scheduled(asked, again)
+        if again.is_done and again.fits >= best.fits and again.step_s < best.step_s:
+            others = [c for c in best.candidates if c is not candidate]
+            best = dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=best.warnings)
+    return best
+
+
+def _has_known_plan(candidate: MeshCandidate) -> bool:
+    """Whether a mesh was searched to the end, so that its plan was compared as it is scheduled."""
+    return candidate.step_s is not None and candidate.verdict not in (LEFT, PASSED_BY)
 
 
 def _on_close_order(question: Question, found: Found, mesh: LogicalMesh, to_beat_s: float, stop: StopRequest) -> Found:

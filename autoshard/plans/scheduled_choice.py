@@ -1,0 +1,75 @@
+"""Of the plans that the solver came by on the way, the one that its compiler schedules best.
+
+The objective is the best schedule that there is (`cost/exposure.py`). Where links are busy nearly all the time, a
+compiler that runs each collective to its end hides less of it, and a plan that sends less is faster, although the
+solver counts more for it.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+from autoshard.garbage import collection_paused
+from autoshard.planner.decode import Evaluation, evaluate
+from autoshard.planner.ties import settle_ties
+from autoshard.planner.timeline import asked_for
+from autoshard.plans.as_scheduled import as_scheduled
+from autoshard.plans.found import Found
+from autoshard.plans.gaps import are_within
+from autoshard.plans.program_plan import MeshCandidate
+from autoshard.plans.question import Question
+from autoshard.solver.problem import Solution
+
+WAITS = 0.02
+"""A plan waits longer than the solver counts, if by more than this share of its step; another is better if it is faster
+by more than this: the model of a compiler's schedule is no more exact."""
+
+MOST_OTHERS = 4
+"""How many plans are scheduled at most."""
+
+_SHARE_OF_TIME = 0.15
+"""For which share of the time until then."""
+
+
+def waits_longer(found: Found) -> bool:
+    """Whether the best plan waits longer for collectives than the solver counts."""
+    return found.best is not None and found.step_s - found.cost_s > WAITS * found.step_s
+
+
+@collection_paused()
+def best_scheduled(question: Question, found: Found) -> Found:
+    """The outcome with the best of `found.others` as scheduled in the place of the best plan, if one is better."""
+    if not found.others or not found.is_done or not waits_longer(found):
+        return found
+    formulation, chosen = found.winner
+    now_s = time.perf_counter()
+    until_s = now_s + _SHARE_OF_TIME * (now_s - question.started)
+    if question.options.work_limit is not None:
+        until_s = math.inf
+    to_beat_s = found.step_s * (1 - WAITS)
+    best: tuple[float, Sequence[int], Evaluation] | None = None
+    for other in found.others:
+        if time.perf_counter() >= until_s:
+            break
+        choices = settle_ties(formulation, other.choices)
+        evaluation = evaluate(formulation, choices)
+        step_s, capacity = evaluation.compiled_times.step_s, formulation.problem.capacity
+        if step_s < to_beat_s and (
+            capacity is None or are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity)
+        ):
+            best, to_beat_s = (step_s, choices, evaluation), step_s
+    if best is None:
+        return found
+    step_s, choices, evaluation = best
+    cost_s = asked_for(formulation, choices).step_s
+    certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
+    own = str(formulation.mesh)
+    candidates = tuple(_with_step(c, step_s) if c.hardware == own else c for c in found.candidates)
+    winner = formulation, Solution(tuple(choices), certificate)
+    return dataclasses.replace(found, best=winner, candidates=candidates, evaluation=evaluation)
+
+
+def _with_step(candidate: MeshCandidate, step_s: float) -> MeshCandidate:
+    """A mesh on which a plan was found that is scheduled faster."""
+    return dataclasses.replace(candidate, step_s=step_s)
