@@ -8,10 +8,9 @@ solver counts more for it.
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
 
 from autoshard.garbage import collection_paused
-from autoshard.planner.decode import Evaluation, evaluate
+from autoshard.planner.decode import evaluate
 from autoshard.planner.ties import settle_ties
 from autoshard.planner.timeline import asked_for
 from autoshard.plans.as_scheduled import as_scheduled
@@ -47,27 +46,26 @@ def best_scheduled(question: Question, found: Found) -> Found:
     until_s = now_s + _SHARE_OF_TIME * (now_s - question.started)
     if question.options.work_limit is not None:
         until_s = math.inf
-    to_beat_s = found.step_s * (1 - WAITS)
-    best: tuple[float, Sequence[int], Evaluation] | None = None
+    best, to_beat_s = found, found.step_s * (1 - WAITS)
     for other in found.others:
         if time.perf_counter() >= until_s:
             break
         choices = settle_ties(formulation, other.choices)
-        evaluation = evaluate(formulation, choices)
-        step_s, capacity = evaluation.compiled_times.step_s, formulation.problem.capacity
-        if step_s < to_beat_s and (
-            capacity is None or are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity)
-        ):
-            best, to_beat_s = (step_s, choices, evaluation), step_s
-    if best is None:
+        evaluation, capacity = evaluate(formulation, choices), formulation.problem.capacity
+        if capacity is not None and not are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity):
+            continue
+        cost_s = asked_for(formulation, choices).step_s
+        certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
+        made = dataclasses.replace(
+            found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, others=()
+        )
+        if made.step_s < to_beat_s:
+            best, to_beat_s = made, made.step_s
+    if best is found:
         return found
-    step_s, choices, evaluation = best
-    cost_s = asked_for(formulation, choices).step_s
-    certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
     own = str(formulation.mesh)
-    candidates = tuple(_with_step(c, step_s) if c.hardware == own else c for c in found.candidates)
-    winner = formulation, Solution(tuple(choices), certificate)
-    return dataclasses.replace(found, best=winner, candidates=candidates, evaluation=evaluation)
+    candidates = tuple(_with_step(c, best.step_s) if c.hardware == own else c for c in found.candidates)
+    return dataclasses.replace(best, candidates=candidates)
 
 
 def _with_step(candidate: MeshCandidate, step_s: float) -> MeshCandidate:

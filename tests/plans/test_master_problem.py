@@ -248,3 +248,33 @@ def test_a_plan_that_exceeds_the_memory_is_rounded_again_with_less(monkeypatch, 
     assert relaxed.value_s == pytest.approx(6 - 3 - 0.6 * 2)
     dived = program._dived(group, relaxed, program._matrices(0.0), math.inf)
     assert [plan.tolist() for plan in dived] == expected
+
+
+def test_the_plans_to_be_scheduled_fit_and_are_not_alike(problem, monkeypatch):
+    """Those that take least, with a share of what they send, come first; one is left out only for one that is alike."""
+    rng, share = np.random.default_rng(11), master_problem._NOT_HIDDEN
+    num_left_out = 0
+    for n in range(12):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        budget = (None, 1.001 * sorted(peak for *_, peak in made)[len(made) // 2])[n % 2]
+        master = MasterProblem(StepTimes(problem), budget)
+        for picks, *_ in made:
+            master.add(picks)
+        monkeypatch.setattr(master_problem, "_ALIKE", (1e-12, 0.05)[n % 3 == 0])
+        columns = {column.made: column for column in master._columns.values() if not column.exceeded}
+        supposed_s = lambda m, of=columns: of[m].step_s + share * of[m].total_sent_s
+        found = master.promising(len(made))
+        assert [supposed_s(m) for m in found] == sorted(map(supposed_s, found))
+        assert set(found) <= set(columns)
+        assert supposed_s(found[0]) == min(map(supposed_s, columns))
+        alike = lambda a, b, of=columns: (
+            abs(a.step_s - b.step_s) <= master_problem._ALIKE * a.step_s
+            and abs(of[a].total_sent_s - of[b].total_sent_s) <= master_problem._ALIKE * a.step_s
+        )
+        assert not any(alike(b, a) for a, b in itertools.combinations(found, 2))
+        left_out = set(columns) - set(found)
+        assert all(any(alike(m, f) for f in found) for m in left_out)
+        assert master.promising(2) == found[:2]
+        num_left_out += len(left_out)
+    assert num_left_out
