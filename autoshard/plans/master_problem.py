@@ -183,13 +183,15 @@ class MasterProblem:
         made = [column.made for column in self._columns.values()]
         return min((m for m in made if m is not None), key=lambda m: m.step_s, default=None)
 
-    def promising(self, count: int) -> tuple[Made, ...]:
-        """At most so many of the plans that were added and fit, no two of them nearly alike. Those come first that are
-        fastest, supposedly, by a compiler that does not find the best schedule: what is sent costs more.
+    def promising(self, count: int, most_s: float) -> tuple[Made, ...]:
+        """At most so many of the plans that were added and fit, no two of them nearly alike, whose steps take `most_s`
+        at most. Those come first that are fastest, supposedly, by a compiler that does not find the best schedule: what
+        is sent costs more.
         """
         supposed_s = lambda c: c.step_s + _NOT_HIDDEN * c.total_sent_s
         found: list[KnownPlan] = []
-        for column in sorted((c for c in self._columns.values() if not c.exceeded), key=supposed_s):
+        fitting = [c for c in self._columns.values() if not c.exceeded and c.step_s <= most_s]
+        for column in sorted(fitting, key=supposed_s):
             far_s = _ALIKE * column.step_s
             if len(found) < count and all(
                 abs(column.step_s - c.step_s) > far_s or abs(column.total_sent_s - c.total_sent_s) > far_s

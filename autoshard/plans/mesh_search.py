@@ -30,7 +30,7 @@ from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
-from autoshard.plans.scheduled_choice import MOST_OTHERS
+from autoshard.plans.scheduled_choice import MOST_OTHERS, most_cost_s
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
@@ -172,7 +172,9 @@ def search_meshes(
             fits = own_fits
             weights = formulation.overlap.weights if scheduled is None else scheduled.weights
             prices = {} if scheduled is None else scheduled.prices
-            others = () if scheduled is None or scheduled.plans is None else scheduled.plans.promising(MOST_OTHERS)
+            others = ()
+            if scheduled is not None and scheduled.plans is not None:
+                others = scheduled.plans.promising(MOST_OTHERS, most_cost_s(certificate.objective))
     warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
     return Found(best, tuple(candidates), warnings, of_best, weights, prices, fits, others)
 

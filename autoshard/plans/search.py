@@ -18,7 +18,7 @@ from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of
-from autoshard.plans.scheduled_choice import best_scheduled, waits_longer
+from autoshard.plans.scheduled_choice import best_scheduled, most_cost_s, waits_longer
 
 _AS_GOOD, _OF_WAITING, _MOST_CLOSE, _SHARE_OF_TIME = 0.01, 0.1, 4, 0.3
 """Where a plan waits longer than the solver counts: how much longer than its own a step may take elsewhere, as the
@@ -204,7 +204,8 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
         asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
         again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
         again = best_scheduled(asked, again)
-        if again.is_done and again.fits >= best.fits and again.step_s < best.step_s:
+        is_close = again.is_done and again.cost_s <= most_cost_s(found.cost_s)
+        if is_close and again.fits >= best.fits and again.step_s < best.step_s:
             others = [c for c in best.candidates if c is not candidate]
             best = dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=best.warnings)
     return best

@@ -63,6 +63,7 @@ def test_a_plan_that_sends_less_is_taken_where_the_compiler_hides_more_of_it(arg
     else:
         assert plan.estimate.step_s < own.estimate.step_s * (1 - scheduled_choice.WAITS)
         assert plan.estimate.comm_s < own.estimate.comm_s
+        assert plan.certificate.objective <= scheduled_choice.most_cost_s(own.certificate.objective)
     assert plan.certificate.bound <= own.certificate.objective
     gap = 1 - plan.certificate.bound / plan.certificate.objective
     assert plan.certificate.gap == pytest.approx(gap), "of the plan that is taken, in the best schedule"
