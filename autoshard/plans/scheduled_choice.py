@@ -21,8 +21,8 @@ from autoshard.plans.question import Question
 from autoshard.solver.problem import Solution
 
 WAITS = 0.02
-"""A plan waits longer than the solver counts, if by more than this share of its step; another is better if it is faster
-by more than this: the model of a compiler's schedule is no more exact."""
+"""A plan waits longer than the solver counts, if by more than this share of its step. Another is better if it is faster
+by more than this and what the solver counts more for it: the model of a compiler's schedule is no more exact."""
 
 MOST_OTHERS = 4
 """How many plans are scheduled at most."""
@@ -70,8 +70,9 @@ def best_scheduled(question: Question, found: Found) -> Found:
         made = dataclasses.replace(
             found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, others=()
         )
-        if made.step_s < to_beat_s:
-            best, to_beat_s = made, made.step_s
+        longer_s = max(made.cost_s - found.cost_s, 0.0)
+        if made.step_s + longer_s < to_beat_s:
+            best, to_beat_s = made, made.step_s + longer_s
     if best is found:
         return found
     own = str(formulation.mesh)

@@ -52,16 +52,18 @@ def test_no_plan_that_was_found_is_scheduled_faster_than_the_one_taken(arguments
 
 @pytest.mark.parametrize("axes", [{"data": 4, "tensor": 4}, {"data": 8, "tensor": 2}, {"data": 2, "tensor": 8}])
 def test_a_plan_that_sends_less_is_taken_where_the_compiler_hides_more_of_it(arguments, monkeypatch, axes):
-    """The solver's own best plan is never faster as scheduled; what is taken instead is, by more than the margin."""
+    """The solver's own best plan is never faster as scheduled; what is taken instead is, by more than the margin and
+    what the solver counts more for it."""
     plan = planned(arguments, mesh=axes)
     monkeypatch.setattr(mesh_search, "MOST_OTHERS", 0)
     own = planned(arguments, mesh=axes)
     assert own.certificate.objective <= plan.certificate.objective * (1 + 1e-9)
     if plan.estimate.step_s == pytest.approx(own.estimate.step_s):
         assert plan.certificate.objective == pytest.approx(own.certificate.objective)
-        assert axes == {"data": 2, "tensor": 8}, "elsewhere another plan is known that is scheduled better"
+        assert axes != {"data": 4, "tensor": 4}, "a plan is known there that is scheduled better"
     else:
-        assert plan.estimate.step_s < own.estimate.step_s * (1 - scheduled_choice.WAITS)
+        longer_s = plan.certificate.objective - own.certificate.objective
+        assert plan.estimate.step_s + longer_s < own.estimate.step_s * (1 - scheduled_choice.WAITS)
         assert plan.estimate.comm_s < own.estimate.comm_s
         assert plan.certificate.objective <= scheduled_choice.most_cost_s(own.certificate.objective)
     assert plan.certificate.bound <= own.certificate.objective
