@@ -62,13 +62,15 @@ def best_scheduled(question: Question, found: Found) -> Found:
         if time.perf_counter() >= until_s:
             break
         choices = settle_ties(formulation, other.choices)
+        if choices == chosen.choices:
+            continue
         evaluation, capacity = evaluate(formulation, choices), formulation.problem.capacity
         if capacity is not None and not are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity):
             continue
         cost_s = asked_for(formulation, choices).step_s
         certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
         made = dataclasses.replace(
-            found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, others=()
+            found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, fits=True, others=()
         )
         longer_s = max(made.cost_s - found.cost_s, 0.0)
         if made.step_s + longer_s < to_beat_s:
