@@ -151,7 +151,7 @@ def search_meshes(
             bound_s, step_s = found.certificate.bound, found.certificate.objective
             candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
             best, of_best, best_s = (whole(formulation), found), None, found.certificate.objective
-            weights, prices = scheduled.weights, scheduled.prices
+            weights, prices, others = scheduled.weights, scheduled.prices, ()
             continue
         evaluation, own_s = None, found.certificate.objective
         if found.choices is not None and _is_better(own_s, True, best_s, fits):

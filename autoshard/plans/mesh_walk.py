@@ -1,7 +1,6 @@
 """The walk over logical meshes of more axes, from the best of few."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 
@@ -57,8 +56,7 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
     """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way; without branches, as
     these take most of the time and tell no other way to go."""
-    options, now_s = question.options, time.perf_counter()
-    until_s = math.inf if options.work_limit is not None else now_s + _LONGEST_WALK * (now_s - question.started)
+    options, until_s = question.options, question.until_s(_LONGEST_WALK)
     steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
     is_moving = True
     while is_moving:

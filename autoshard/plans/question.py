@@ -67,6 +67,12 @@ class Question:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
         return min(self.budget_bytes, self.lowered_bytes.get((self.schedule, axes), math.inf))
 
+    def until_s(self, share: float) -> float:
+        """Until when (`time.perf_counter`) a search may go on that takes this share of the time until now; +inf where
+        work is limited instead of time."""
+        now_s = time.perf_counter()
+        return math.inf if self.options.work_limit is not None else now_s + share * (now_s - self.started)
+
     def schedules(self, mesh: LogicalMesh) -> tuple[Schedule, ...]:
         """What the compiler may be asked for on a mesh, the fastest first, that for least memory last."""
         wanted = self.options.schedule

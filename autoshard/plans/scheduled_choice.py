@@ -6,17 +6,15 @@ solver counts more for it.
 """
 
 import dataclasses
-import math
 import time
 
 from autoshard.garbage import collection_paused
 from autoshard.planner.decode import evaluate
 from autoshard.planner.ties import settle_ties
-from autoshard.planner.timeline import asked_for
+from autoshard.planner.timeline import asked_for_by
 from autoshard.plans.as_scheduled import as_scheduled
 from autoshard.plans.found import Found
 from autoshard.plans.gaps import are_within
-from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question
 from autoshard.solver.problem import Solution
 
@@ -53,10 +51,7 @@ def best_scheduled(question: Question, found: Found) -> Found:
     if not found.others or not found.is_done or not waits_longer(found):
         return found
     formulation, chosen = found.winner
-    now_s = time.perf_counter()
-    until_s = now_s + _SHARE_OF_TIME * (now_s - question.started)
-    if question.options.work_limit is not None:
-        until_s = math.inf
+    until_s = question.until_s(_SHARE_OF_TIME)
     best, to_beat_s = found, found.step_s * (1 - WAITS)
     for other in found.others:
         if time.perf_counter() >= until_s:
@@ -67,7 +62,7 @@ def best_scheduled(question: Question, found: Found) -> Found:
         evaluation, capacity = evaluate(formulation, choices), formulation.problem.capacity
         if capacity is not None and not are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity):
             continue
-        cost_s = asked_for(formulation, choices).step_s
+        cost_s = asked_for_by(evaluation.reader).step_s
         certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
         made = dataclasses.replace(
             found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, fits=True, others=()
@@ -78,10 +73,5 @@ def best_scheduled(question: Question, found: Found) -> Found:
     if best is found:
         return found
     own = str(formulation.mesh)
-    candidates = tuple(_with_step(c, best.step_s) if c.hardware == own else c for c in found.candidates)
-    return dataclasses.replace(best, candidates=candidates)
-
-
-def _with_step(candidate: MeshCandidate, step_s: float) -> MeshCandidate:
-    """A mesh on which a plan was found that is scheduled faster."""
-    return dataclasses.replace(candidate, step_s=step_s)
+    candidates = [dataclasses.replace(c, step_s=best.step_s) if c.hardware == own else c for c in found.candidates]
+    return dataclasses.replace(best, candidates=tuple(candidates))

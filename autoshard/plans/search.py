@@ -187,10 +187,7 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
     best = best_scheduled(question, found)
     longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
     named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
-    own, now_s = str(found.winner[0].mesh), time.perf_counter()
-    until_s = math.inf
-    if question.options.work_limit is None:
-        until_s = now_s + _SHARE_OF_TIME * (now_s - question.started)
+    own, until_s = str(found.winner[0].mesh), question.until_s(_SHARE_OF_TIME)
     close = sorted(
         (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
         key=lambda c: (_has_known_plan(c), len(c.axes), c.bound_s),
