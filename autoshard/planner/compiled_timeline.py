@@ -15,7 +15,7 @@ _ROUNDING = 1e-9
 """Of the time of a collective: a part of it that is shorter is none."""
 
 
-def compiled_timeline(reader: SolutionReader, times: Timeline, reserved_bytes: float) -> Timeline:
+def compiled_timeline(reader: SolutionReader, times: Timeline, needed_bytes: float) -> Timeline:
     """The timeline of a plan as the compiler schedules it; the same where that is not told apart from the best.
 
     Copies between a device and its host are on no link of collectives, and hide as they did. A gather that the
@@ -25,13 +25,14 @@ def compiled_timeline(reader: SolutionReader, times: Timeline, reserved_bytes: f
 
     Args:
       reader: The solution. times: Its timeline, in which something can hide.
-      reserved_bytes: What must be there for it to run, if all is gathered again that is.
+      needed_bytes: What must be there for it to run, if all is gathered again that is; what is alive at once where that
+        alone leaves no room.
     """
     f, sent = reader.f, _Sent(times)
     capacity = f.problem.capacity
-    stays = has_room(reserved_bytes, capacity)
+    stays = has_room(needed_bytes, capacity)
     if stays and capacity is not None:
-        stays = reserved_bytes + sum(_size_bytes(reader, times.sendings[n]) for n in sent.again_of) <= capacity
+        stays = needed_bytes + sum(_size_bytes(reader, times.sendings[n]) for n in sent.again_of) <= capacity
     program = Program(
         tuple(times.share * kernel_s for kernel_s in times.kernels_s),
         _needed_by(reader.graph, times.kernels_s),

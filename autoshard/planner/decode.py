@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from autoshard.compiler.buffer_assignment import LiveBuffers, live_buffers
 from autoshard.compiler.buffer_uses import spans_of
+from autoshard.compiler.candidates import has_room
 from autoshard.compiler.collective_dtypes import is_narrowed
 from autoshard.compiler.emitted_collectives import EmittedCollectives, requested
 from autoshard.compiler.host_residuals import CopyTimes
@@ -315,7 +316,9 @@ class Evaluation:
         """Its timeline with what hides in the compiler's own schedule."""
         if not self.as_compiled or not self.times.hideable:
             return self.times
-        return compiled_timeline(self.reader, self.times, self.reserved_bytes)
+        alive_bytes = self.peak[0]  # gaps between buffers take long to find, and leave no more room than there is
+        is_tight = not has_room(alive_bytes, self.reader.f.problem.capacity)
+        return compiled_timeline(self.reader, self.times, alive_bytes if is_tight else self.reserved_bytes)
 
     @functools.cached_property
     def held(self) -> LiveBuffers:

@@ -25,13 +25,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
-from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from autoshard.planner.step_times import OwnTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
 from autoshard.solver.exact.integer_program import least_integral
+from autoshard.solver.exact.linear_program import least_linear
 from autoshard.solver.tabulated import Tabulated, Taken
 
 _SHARED = 0.02
@@ -339,20 +339,9 @@ class MasterProgram:
         self, of: _Matrices, least: np.ndarray | float = 0.0, most: np.ndarray | float = np.inf
     ) -> Relaxed | None:
         """The solution over the reals between limits of the variables; None if there is none."""
-        bounds = np.stack(np.broadcast_arrays(least, most, of.cost_s)[:2], axis=1)
-        found = linprog(
-            of.cost_s,
-            A_ub=of.rows,
-            b_ub=of.limits,
-            A_eq=of.equal,
-            b_eq=of.sums,
-            bounds=bounds,
-            method="highs-ds",
-            options={"presolve": False},  # rows are few and dense, with nothing to presolve
-        )
-        if found.x is None:
-            return None
-        return Relaxed(float(found.fun), -found.ineqlin.marginals, self._by_group(found.x))
+        least, most = (np.full(len(of.cost_s), limit) for limit in (least, most))
+        found = least_linear(of.cost_s, of.rows, of.limits, of.equal, of.sums, least, most)
+        return None if found is None else Relaxed(found.value, found.multipliers, self._by_group(found.variables))
 
     def mixed(self, relaxed: Relaxed) -> tuple[OwnTimes, Taken]:
         """What a mixture adds to a step, and what it takes."""

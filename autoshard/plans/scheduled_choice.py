@@ -60,7 +60,7 @@ def best_scheduled(question: Question, found: Found) -> Found:
         if choices == chosen.choices:
             continue
         evaluation, capacity = evaluate(formulation, choices), formulation.problem.capacity
-        if capacity is not None and not are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity):
+        if capacity is not None and evaluation.peak[0] > capacity:
             continue
         cost_s = asked_for_by(evaluation.reader).step_s
         certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
@@ -68,7 +68,9 @@ def best_scheduled(question: Question, found: Found) -> Found:
             found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, fits=True, others=()
         )
         longer_s = max(made.cost_s - found.cost_s, 0.0)
-        if made.step_s + longer_s < to_beat_s:
+        if made.step_s + longer_s >= to_beat_s:
+            continue
+        if capacity is None or are_within(evaluation.peak[0], evaluation.reserved_bytes, capacity):
             best, to_beat_s = made, made.step_s + longer_s
     if best is found:
         return found
