@@ -241,6 +241,8 @@ class PlannedFunction:
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
         program = self._program(args)
         placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
+        for n in _given_again(args, flat, self._interface.donate_argnums):
+            placed[n] = jax.device_put(placed[n], self._shardings[n], may_alias=False)
         return program(*jax.tree_util.tree_unflatten(tree, placed))
 
     def _program(self, args: Sequence[Any]) -> Any:
@@ -321,6 +323,23 @@ def _place(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim) and not _is_typed(x):
         return x
     return jax.device_put(x, sharding)
+
+
+def _given_again(args: Sequence[Any], flat: Sequence[Any], donate_argnums: Sequence[int]) -> list[int]:
+    """The leaves whose array an earlier leaf is, too, where one of the two is donated.
+
+    An average of weights often begins as the weights themselves. Moved arrays may share the buffers of what they were,
+    and XLA ends the process where a buffer that it may reuse comes twice.
+    """
+    if not donate_argnums or len(set(map(id, flat))) == len(flat):
+        return []
+    donated = {id(x) for n in donate_argnums for x in jax.tree_util.tree_leaves(args[n])}
+    first = {id(x): n for n, x in reversed(list(enumerate(flat)))}
+    return [
+        n
+        for n, x in enumerate(flat)
+        if first[id(x)] != n and id(x) in donated and isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    ]
 
 
 def _is_typed(x: jax.Array) -> bool:

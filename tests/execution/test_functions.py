@@ -175,6 +175,23 @@ def test_donated_state_is_advanced_in_place(random_plan):
     assert_same(step(second, x)[0], expected)
 
 
+def averaged_update(w, average, x):
+    w = w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    return w, 0.5 * average + 0.5 * w
+
+
+@pytest.mark.parametrize("donated", [(0, 1), (0,), (1,), ()])
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_an_average_may_begin_as_the_weights_themselves(donated, is_placed, random_plan):
+    """XLA would end the process where a buffer that it may reuse comes twice."""
+    w, x = array(16, 16), array(8, 16, seed=1)
+    first = jax.jit(averaged_update)(w, w, x)
+    expected = jax.jit(averaged_update)(*first, x)
+    step = random_plan(averaged_update, (w, w, x), MESH, 2, donated).jit(averaged_update)
+    given = jax.device_put(w, step.in_shardings((w, w, x))[0]) if is_placed else w
+    assert_same(step(*step(given, given, x), x), expected)
+
+
 def test_numbers_that_were_weak_when_planned_may_be_arrays(random_plan):
     """A state made of Python numbers comes back from a file as arrays, which promote otherwise."""
     fn = lambda state, x: {"scale": state["scale"] * 0.5, "x": x * state["scale"]}
