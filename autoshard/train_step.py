@@ -98,6 +98,19 @@ class TrainStep:
     scaling: LossScaling | None = None
     parts: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuses an optimizer that is none.
+
+        Raises:
+          StageError: It has no functions `init` and `update`, as of Optax.
+        """
+        if not (callable(getattr(self.optimizer, "init", None)) and callable(getattr(self.optimizer, "update", None))):
+            received = getattr(self.optimizer, "__name__", type(self.optimizer).__name__)
+            raise StageError(
+                "The optimizer of a TrainStep must be a transformation of Optax, with `init` and `update`; received "
+                f"{received}. Write autoshard.TrainStep(loss_fn, optax.adamw(3e-4)), for example."
+            )
+
     @property
     def __name__(self) -> str:
         return getattr(self.loss_fn, "__name__", "loss_fn").removesuffix("_fn") + "_step"

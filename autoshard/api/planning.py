@@ -11,6 +11,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from autoshard.api.program import Plan
+from autoshard.api.received import check_received
 from autoshard.api.staged import StagedPlan
 from autoshard.calls.pure_call import Statics, pure_call
 from autoshard.calls.wrapped import donated_argnums
@@ -71,6 +72,7 @@ def plan_on_devices(
     Arguments, results and errors are those of `autoshard.plan`, which comes here first, without its `tables`.
     """
     start_compilation()
+    check_received(fn, args, pins, options, stages)
     options = options or PlanOptions()
     hardware = load_cluster(cluster)
     donated = donated_argnums(fn, donate_argnums)

@@ -14,6 +14,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from autoshard.errors import TraceError
+
 _TAG = "autoshard.calls"
 
 
@@ -105,7 +107,15 @@ def as_state_maker(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Ca
     """A function that makes what `init_fn(*args)` makes, with states in the place of modules, and the way back.
 
     The function itself, and nothing to do, where it makes no module.
+
+    Raises:
+      TraceError: It is no function.
     """
+    if not callable(init_fn):
+        raise TraceError(
+            f"What makes a state sharded is a function that returns it; received {type(init_fn).__name__}. Pass the "
+            "function, and its arguments behind it: plan.init(init, 0)."
+        )
     leaves, tree = jax.tree_util.tree_flatten(nnx.eval_shape(init_fn, *args), is_leaf=is_leaf)
     places = [n for n, leaf in enumerate(leaves) if is_module(leaf)]
     if not places:

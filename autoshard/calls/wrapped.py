@@ -8,12 +8,16 @@ what it binds in the closure of the function that it returns (Flax 0.12).
 import dataclasses
 import functools
 import inspect
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.nnx.transforms.compilation as nnx_compilation
 
 from autoshard.calls.modules import has_module
+from autoshard.errors import TraceError
+
+_PMAP = ("jax", "_src", "pmap.py")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,11 +63,26 @@ def bound(fn: Callable[..., Any]) -> Bound:
 
 
 def donated_argnums(fn: Callable[..., Any], argnums: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The positional arguments that may be reused, those bound to `fn` counted: as asked for, else as it declares."""
+    """The positional arguments that may be reused, those bound to `fn` counted: as asked for, else as it declares.
+
+    Raises:
+      TraceError: They are no positions.
+    """
     own = bound(fn)
     if argnums is None:
         return declared(own.fn).donate_argnums
-    return shifted((argnums,) if isinstance(argnums, int) else argnums, len(own.args))
+    asked = (argnums,) if isinstance(argnums, int) else argnums
+    wrong = [n for n in asked if not isinstance(n, int)]
+    if wrong:
+        raise TraceError(
+            f"donate_argnums must be positions of arguments, such as 0 for the first; received {wrong[0]!r:.60}."
+        )
+    return shifted(asked, len(own.args))
+
+
+def is_mapped(fn: Callable[..., Any]) -> bool:
+    """Whether `jax.pmap` made `fn`, which tells it by nothing but where its code is."""
+    return pathlib.PurePath(getattr(getattr(fn, "__code__", None), "co_filename", "")).parts[-3:] == _PMAP
 
 
 def shifted(argnums: Sequence[int], count: int) -> tuple[int, ...]:

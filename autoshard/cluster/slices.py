@@ -63,9 +63,15 @@ class Slice:
           The mesh, with the hardware levels of each axis.
 
         Raises:
-          MeshError: If a size is not a whole number of at least 1, if the sizes do not multiply to the number
-            of devices, or if an axis would cross a node boundary unevenly; the message tells what would fit.
+          MeshError: If `axes` is no mapping, if a size is not a whole number of at least 1, if the sizes do not
+            multiply to the number of devices, or if an axis would cross a node boundary unevenly; the message tells
+            what would fit.
         """
+        if not isinstance(axes, Mapping):
+            raise MeshError(
+                f'a mesh maps the names of its axes to sizes, such as {{"data": 4, "tensor": 2}}; received '
+                f"{type(axes).__name__}. Of a jax.sharding.Mesh, give dict(mesh.shape)."
+            )
         sizes = tuple(axes.values())
         for name, size in axes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.options import GPU_PLATFORMS
 from autoshard.compiler.schedule import Schedule
-from autoshard.errors import MeshError
+from autoshard.errors import MeshError, TraceError
 from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
@@ -23,7 +23,7 @@ from autoshard.execution.taken_options import options_on
 from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.trace import Trace
+from autoshard.trace.trace import Trace, parameter_names, path_name
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -237,13 +237,33 @@ class PlannedFunction:
         return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tuple(args)), self._shardings)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first."""
+        """Runs the planned function; arguments that lie otherwise are moved to their planned shardings first.
+
+        Raises:
+          PlanMismatchError: It is not what was planned; names the first difference.
+          TraceError: An argument was given to an earlier call to reuse.
+        """
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
+        self._refuse_deleted(args, flat)
         program = self._program(args)
         placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
         for n in _given_again(args, flat, self._interface.donate_argnums):
             placed[n] = jax.device_put(placed[n], self._shardings[n], may_alias=False)
         return program(*jax.tree_util.tree_unflatten(tree, placed))
+
+    def _refuse_deleted(self, args: Sequence[Any], flat: Sequence[Any]) -> None:
+        """Raises the error where an array is gone: XLA ends the process where several devices are given one."""
+        gone = [n for n, x in enumerate(flat) if _is_array(x) and x.is_deleted()]
+        if gone:
+            path, x = jax.tree_util.tree_flatten_with_path(tuple(args))[0][gone[0]]
+            head = parameter_names(self._fn, len(args))[path[0].idx]
+            name = ".".join(filter(None, (head, path_name(path[1:]))))
+            are = f" and {len(gone) - 1} more arrays are" if gone[1:] else " is"
+            raise TraceError(
+                f"`{name}` [{', '.join(map(str, x.shape))}]{are} deleted: an earlier call reused the memory, since the "
+                "argument is donated (donate_argnums). Pass what that call returned, make the state again, or plan "
+                "without donate_argnums."
+            )
 
     def _program(self, args: Sequence[Any]) -> Any:
         """What runs for `args`: compiled in the fastest way on GPUs, else by `jax.jit`."""
@@ -335,11 +355,12 @@ def _given_again(args: Sequence[Any], flat: Sequence[Any], donate_argnums: Seque
         return []
     donated = {id(x) for n in donate_argnums for x in jax.tree_util.tree_leaves(args[n])}
     first = {id(x): n for n, x in reversed(list(enumerate(flat)))}
-    return [
-        n
-        for n, x in enumerate(flat)
-        if first[id(x)] != n and id(x) in donated and isinstance(x, jax.Array) and not isinstance(x, Tracer)
-    ]
+    return [n for n, x in enumerate(flat) if first[id(x)] != n and id(x) in donated and _is_array(x)]
+
+
+def _is_array(x: Any) -> bool:
+    """Whether it is an array in memory, and not one of a trace."""
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
 def _is_typed(x: jax.Array) -> bool:

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 
 from autoshard.api import Plan, StagedPlan, plan_on_devices
 from autoshard.api.planning import is_cut, plan_in_stages_instead
+from autoshard.api.received import check_received
 from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError, ConfigError, MemoryBudgetError
 from autoshard.offloading.host_planning import HostPlanner
@@ -94,8 +95,9 @@ def plan(
       costs more, predicted, than any other plan on the devices that autoshard can express, up to the certified gap.
 
     Raises:
-      ConfigError: There is neither an option nor an argument of `fn` of that name; `tables` are for a `TrainStep` of
-        one program; options exclude each other.
+      TraceError: `fn` is no function, or cannot be traced as one program.
+      ConfigError: There is neither an option nor an argument of `fn` of that name; an option has another type or value
+        than it takes; `tables` are for a `TrainStep` of one program; options exclude each other.
       ClusterError: The cluster has devices of several kinds, and `fn` is no `TrainStep`.
       StageError: The step cannot be cut or shared out as asked; what is given fits one program only.
       MeshError, PinError, LayoutError: The inputs do not fit together.
@@ -105,6 +107,7 @@ def plan(
       SolverError: Nothing was found within the time limit.
       FileFormatError: `solution` does not belong to this problem, or does not solve it.
     """
+    check_received(fn, args, pins, options, stages)
     hardware, options = load_cluster(cluster), options or PlanOptions()
     may_leave = isinstance(fn, TrainStep) and len(args) == 2 and not is_cut(fn, hardware, stages, options)
     if tables is not None and not may_leave:

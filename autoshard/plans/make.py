@@ -3,6 +3,7 @@
 import dataclasses
 import glob
 import math
+import numbers
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, TypedDict, Unpack
 from jax.sharding import PartitionSpec
 
 from autoshard.cluster import Cluster, DeviceType, LogicalMesh, Slice
-from autoshard.errors import ClusterError, MemoryBudgetError, MeshError, NotFasterError
+from autoshard.errors import ClusterError, ConfigError, MemoryBudgetError, MeshError, NotFasterError
 from autoshard.garbage import collection_paused
 from autoshard.graph.layout import spec_entries
 from autoshard.interrupts import stop_on_signals
@@ -171,16 +172,34 @@ def traced_program(
 
 
 def starting_layouts(start: ProgramPlan | Mapping[str, PartitionSpec] | None) -> Mapping[str, PartitionSpec] | None:
-    """What to start from as layouts by path pattern."""
+    """What to start from as layouts by path pattern.
+
+    Raises:
+      ConfigError: It is neither a plan nor layouts.
+    """
     if isinstance(start, ProgramPlan):
         return {glob.escape(a.name): PartitionSpec(*a.entries) for a in start.arguments}
+    if start is not None and not isinstance(start, Mapping):
+        raise ConfigError(
+            "start= is a plan, or path patterns with their PartitionSpecs, as pins are; received "
+            f"{type(start).__name__}. Read a plan file by autoshard.load(path)."
+        )
     return start
 
 
 def load_cluster(cluster: Cluster | str | os.PathLike[str] | None) -> Cluster:
-    """A cluster from whatever `plan` accepts."""
+    """A cluster from whatever `plan` accepts.
+
+    Raises:
+      ClusterError: It is neither a cluster nor a path.
+    """
     if cluster is None:
         return Cluster.detect()
+    if not isinstance(cluster, Cluster | str | os.PathLike):
+        raise ClusterError(
+            f"cluster= is an autoshard.Cluster, the path of a cluster file, or None for the devices that JAX sees; "
+            f"received {type(cluster).__name__}. Which live devices run a plan is told by devices= of `plan.jit`."
+        )
     return cluster if isinstance(cluster, Cluster) else Cluster.from_file(cluster)
 
 
@@ -289,11 +308,16 @@ def budget_of(device: DeviceType, memory_budget_bytes: float | None, options: Pl
     """The memory limit per device, in bytes; +inf for none.
 
     Raises:
+      ConfigError: If it is no number.
       MemoryBudgetError: If it is not positive.
     """
     budget_bytes = memory_budget_bytes
     if budget_bytes is None:
         budget_bytes = device.memory_bytes * (1 - options.memory_reserve)
+    if not isinstance(budget_bytes, numbers.Real):
+        raise ConfigError(
+            f"memory_budget_bytes is a number of bytes per device; received {budget_bytes!r:.60}. For 24 GB, give 24e9."
+        )
     if not budget_bytes > 0:
         raise MemoryBudgetError(
             f"memory_budget_bytes must be a positive number of bytes per device, but got {budget_bytes}."

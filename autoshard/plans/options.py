@@ -1,13 +1,17 @@
 """What a caller may tune about planning."""
 
 import dataclasses
+import numbers
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from autoshard.compiler.schedule import Schedule
 from autoshard.cost.host_copies import Offload
 from autoshard.cost.in_pieces import Decompose
 from autoshard.cost.lookups import Lookups
+from autoshard.errors import ConfigError
+
+DeviceOrder = Literal["sought", "listed"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,8 +113,30 @@ class PlanOptions:
     micro_batches: int | Literal["as_written", "search"] | None = None
     pipelines: Literal["never", "search"] | None = None
     offload: Offload | None = None
-    device_order: Literal["sought", "listed"] = "sought"
+    device_order: DeviceOrder = "sought"
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen
     decompose: Decompose = "never"
     on_progress: Callable[[PlanProgress], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses values that nothing would tell of later.
+
+        Raises:
+          ConfigError: An option has a value that it does not take.
+        """
+        for name, value in (("overlap", self.overlap), ("memory_reserve", self.memory_reserve)):
+            if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
+                raise ConfigError(f"PlanOptions.{name} is a share from 0 to 1; received {value!r:.60}.")
+        choices = ("decompose", self.decompose, Decompose), ("device_order", self.device_order, DeviceOrder)
+        for name, value, kind in choices:
+            if value not in get_args(kind):
+                raise ConfigError(
+                    f"PlanOptions.{name} is one of {', '.join(map(repr, get_args(kind)))}; received {value!r:.60}. "
+                    "Choose one."
+                )
+        if self.schedule is not None and not isinstance(self.schedule, Schedule):
+            raise ConfigError(
+                f"PlanOptions.schedule is one of {', '.join(f'autoshard.{s}' for s in Schedule)}, or None; received "
+                f"{self.schedule!r:.60}. Choose one."
+            )

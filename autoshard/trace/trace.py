@@ -44,8 +44,17 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def _bare(leaf: Any) -> Any:
-    """Shape and dtype of an array leaf; its sharding only in explicit mode, whose programs may go by it."""
+    """Shape and dtype of an array leaf; its sharding only in explicit mode, whose programs may go by it.
+
+    Raises:
+      TraceError: A dimension has no size.
+    """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        if None in leaf.shape:
+            raise TraceError(
+                f"Every dimension of an argument must have a size; received one of shape {leaf.shape}. Pass arrays or "
+                "jax.ShapeDtypeStruct of the sizes that the function is called with."
+            )
         weak = getattr(leaf, "weak_type", False)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak, sharding=typed(leaf))
     return leaf

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import autoshard
@@ -97,9 +98,9 @@ def test_a_name_that_nobody_takes_is_told(given, told):
 
 
 def test_a_train_step_takes_nothing_else():
-    step = TrainStep(lambda params, batch: 0.0, None)
+    step = TrainStep(lambda params, batch: 0.0, optax.sgd(0.1))
     with pytest.raises(ConfigError, match="TrainStep is planned for .state, batch. alone; received mesh_axes"):
-        autoshard.plan(step, {}, {}, mesh_axes=2)
+        autoshard.plan(step, step.init({}), {}, mesh_axes=2)
 
 
 def test_a_step_for_pmap_is_that_of_one_device_with_the_whole_batch():
