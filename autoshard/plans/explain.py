@@ -17,7 +17,7 @@ from autoshard.plans.host_text import host_line, print_in_host
 from autoshard.plans.lookups_text import print_lookups
 from autoshard.plans.placement_text import placement_line, print_placement
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.text import is_companion, layout_text, pattern
+from autoshard.plans.text import folded, is_companion, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
 
 MORE = "More of it: explain(full=True), `autoshard explain PLAN --full`; as a page: `autoshard report PLAN`."
@@ -26,7 +26,7 @@ MORE = "More of it: explain(full=True), `autoshard explain PLAN --full`; as a pa
 _AS_LONG = 1e-3
 """A step that is longer by no more than this share is told as equally long."""
 
-_MOST_WARNINGS, _MOST_LETTERS = 3, 230
+_MOST_WARNINGS, _MOST_LETTERS = 3, 420
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def explain(plan: ProgramPlan, full: bool = False) -> str:
 
 
 def print_warnings(console: Console, warnings: Sequence[str]) -> None:
-    """The first warnings, in a line or two each."""
+    """The first warnings, in up to four lines each: what to do about it stands last."""
     for warning in warnings[:_MOST_WARNINGS]:
         console.print(f"warning: {textwrap.shorten(warning, _MOST_LETTERS, placeholder=' ...')}")
     if warnings[_MOST_WARNINGS:]:
@@ -154,17 +154,21 @@ def _price(plan: ProgramPlan) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Row:
-    """Arguments that agree in path pattern, shape and layout."""
+    """Arguments that agree in path pattern, shape and layout. `shown` is the path itself where there is one."""
 
     path: str
     shape: tuple[int, ...]
     layout: str
     count: int
+    shown: str
 
 
 def _rows(plan: ProgramPlan) -> list[_Row]:
-    counts = collections.Counter((pattern(a.name), a.shape, layout_text(a.entries)) for a in plan.arguments if a.shape)
-    return [_Row(*key, count) for key, count in counts.items()]
+    names = collections.defaultdict(list)
+    for a in plan.arguments:
+        if a.shape:
+            names[pattern(a.name), a.shape, layout_text(a.entries)].append(a.name)
+    return [_Row(path, shape, layout, len(alike), folded(alike)) for (path, shape, layout), alike in names.items()]
 
 
 def _largest(leaders: list[tuple[_Row, list[_Row]]], most: int) -> list[tuple[_Row, list[_Row]]]:
@@ -200,7 +204,7 @@ def tensor_rows(plan: ProgramPlan, most: int) -> list[tuple[str, ...]]:
     for row, companions in _largest(_leaders(plan), most):
         layouts = list(dict.fromkeys(c.layout for c in companions))
         state = "" if not layouts else "same" if layouts == [row.layout] else ", ".join(layouts)
-        rows.append((row.path, str(row.count), "x".join(map(str, row.shape)), row.layout, state))
+        rows.append((row.shown, str(row.count), "x".join(map(str, row.shape)), row.layout, state))
     return rows
 
 
@@ -300,8 +304,9 @@ def _memory(console: Console, plan: ProgramPlan, most: int) -> None:
     console.print(f"What fills the memory at the peak: {shares}")
     groups = _grouped(e.memory, lambda m: (m.memory_class, pattern(m.name), m.shape), lambda m: m.size_bytes)
     rows = table("", [("memory", "right"), ("n", "right"), ("class", "left"), ("shape", "left"), ("tensor", "left")])
-    for (kind, name, shape), items in groups[:most]:
-        rows.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), name)
+    for (kind, _, shape), items in groups[:most]:
+        tensor = folded([m.name for m in items])
+        rows.add_row(amount(sum(m.size_bytes for m in items)), str(len(items)), kind, "x".join(map(str, shape)), tensor)
     console.print(rows)
     if groups[most:]:
         console.print(
@@ -329,16 +334,17 @@ def _orders(console: Console, plan: ProgramPlan) -> None:
 
 
 def _near_ties(console: Console, plan: ProgramPlan, most: int = 6) -> None:
-    groups: dict = {}
+    groups: dict = collections.defaultdict(list)
     for c in plan.close_choices:
-        groups.setdefault((pattern(c.name), c.chosen, c.alternative), c.extra_s)
+        groups[pattern(c.name), c.chosen, c.alternative].append(c)
     if not groups or not plan.estimate.step_s:
         return
     rows = table(
         "Closest decisions (the cheapest change of one tensor, all else as planned)",
         [("costs", "right"), ("of step", "right"), ("tensor", "left"), ("planned", "left"), ("instead", "left")],
     )
-    for (name, chosen, alternative), extra in list(groups.items())[:most]:
+    for (_, chosen, alternative), items in list(groups.items())[:most]:
+        extra, name = items[0].extra_s, folded([c.name for c in items])
         rows.add_row("+" + seconds(extra), f"{extra / plan.estimate.step_s:.2%}", name, chosen, alternative)
     console.print(rows)
     console.print()

@@ -1,6 +1,7 @@
 """Words that every account of a plan shares: paths folded over layers, layouts."""
 
 import re
+from collections.abc import Sequence
 
 from autoshard.graph.layout import SpecEntries
 
@@ -8,6 +9,11 @@ from autoshard.graph.layout import SpecEntries
 def pattern(name: str) -> str:
     """A path with every number replaced by `*`, so that layers fall together; the number of a source line stays."""
     return re.sub(r"(?<![A-Za-z0-9_:])\d+(?![A-Za-z0-9_])|(?<=_)\d+(?=\.|$)", "*", name)
+
+
+def folded(names: Sequence[str]) -> str:
+    """How names of one pattern are shown: a single one as it is, so that it can be pinned, several as the pattern."""
+    return names[0] if len(names) == 1 else pattern(names[0])
 
 
 def lineless(name: str) -> str:

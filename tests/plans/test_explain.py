@@ -10,6 +10,7 @@ import pytest
 from autoshard_models import train_step
 from autoshard_models.presets import preset
 
+import autoshard
 from autoshard import Plan
 from autoshard.cluster import Cluster
 from autoshard.compiler.orders import Order, OrderKind
@@ -43,6 +44,17 @@ def deep_plan():
     )
     made = plan_of_choices(traced, f, picks, origin=Origin("deep", cluster.name, (0,)), certificate=certificate)
     return Plan.of(made)
+
+
+def test_one_path_is_shown_as_it_is_and_several_as_their_pattern():
+    """A path that stands for itself can be pinned; a pattern of it would pin the optimizer's state, too."""
+    cluster = Cluster.from_file(pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "cpux8.yaml")
+    layer = lambda width: {"w": jax.ShapeDtypeStruct((64, width), "float32")}
+    state = ([layer(64), layer(64), layer(512)], {"mu": [layer(64), layer(64), layer(512)]})
+    made = autoshard.plan(lambda state: jax.tree.map(lambda w: w * 2, state), state, cluster=cluster, mesh={"data": 8})
+    text = made.explain(full=True)
+    assert re.search(r"state\.\*\.\*\.w +2  64x64", text) and re.search(r"state\.0\.2\.w +1  64x512", text)
+    assert re.search(r"1 +state +64x512 +state\.1\.mu\.2\.w", text)
 
 
 def test_the_key_facts_are_there(plan):

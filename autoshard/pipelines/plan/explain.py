@@ -11,7 +11,7 @@ from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.schedule.timeline import UPDATE, Timeline
 from autoshard.plans.explain import MORE, print_asked, print_warnings
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.text import layout_text, pattern
+from autoshard.plans.text import folded, layout_text, pattern
 from autoshard.printing import TextConsole, amount, seconds, table
 
 _MOST_LAYOUTS = 8
@@ -269,12 +269,14 @@ def program_text(plan: PipelinePlan, number: int) -> str:
 
 def _layouts(console: Console, program: ProgramPlan) -> None:
     named = [a for a in program.arguments if a.shape and a.name.split(".")[0] in ("params", "batch", "inputs")]
-    counts = collections.Counter((pattern(a.name), a.shape, layout_text(a.entries)) for a in named)
+    kinds = collections.defaultdict(list)
+    for a in named:
+        kinds[pattern(a.name), a.shape, layout_text(a.entries)].append(a.name)
     rows = table("", [("path", "left"), ("n", "right"), ("shape", "left"), ("layout", "left")])
-    largest = sorted(counts.items(), key=lambda kind: -kind[1] * math.prod(kind[0][1]))
-    for (path, shape, layout), count in largest[:_MOST_LAYOUTS]:
-        rows.add_row(path, str(count), "x".join(map(str, shape)), layout)
+    largest = sorted(kinds.items(), key=lambda kind: -len(kind[1]) * math.prod(kind[0][1]))
+    for (_, shape, layout), paths in largest[:_MOST_LAYOUTS]:
+        rows.add_row(folded(paths), str(len(paths)), "x".join(map(str, shape)), layout)
     console.print(rows)
-    if len(counts) > _MOST_LAYOUTS:
-        console.print(f"and {len(counts) - _MOST_LAYOUTS} more kinds, which are smaller")
+    if len(kinds) > _MOST_LAYOUTS:
+        console.print(f"and {len(kinds) - _MOST_LAYOUTS} more kinds, which are smaller")
     console.print()
