@@ -1,6 +1,7 @@
 """What a plan keeps whole only because no mesh axis divides it, and what to do about it."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 from autoshard.cluster import LogicalMesh
 from autoshard.graph.graph import Graph
@@ -30,7 +31,10 @@ def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
         value = graph.values[argument.value]
         stuck = [i for i, d in enumerate(value.shape) if d > 1 and all(d % size for size in axes.values())]
         is_kept = value.size_bytes >= large_bytes and len(stuck) == sum(d > 1 for d in value.shape)
-        is_batch = number not in successors and 0 in stuck and value.shape[0] > min(axes.values())
+        is_data = number not in successors
+        is_batch = is_data and 0 in stuck and value.shape[0] > min(axes.values())
+        if is_data and value.dtype.startswith(("int", "uint")) and 0 not in stuck and _divides_all(value.shape, axes):
+            continue  # tokens of which the examples split: their positions, often one more than are read, need not
         long = [
             i
             for i in stuck
@@ -39,6 +43,11 @@ def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
         if long:
             alike.setdefault((value.shape, tuple(long)), []).append(number)
     return tuple(_warning(graph, axes, long, numbers) for (_, long), numbers in alike.items())
+
+
+def _divides_all(shape: Sequence[int], axes: Mapping[str, int]) -> bool:
+    """Whether all axes together can split a dimension."""
+    return any(d % math.prod(axes.values()) == 0 for d in shape)
 
 
 def not_held(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:

@@ -147,6 +147,23 @@ def test_dimensions_that_no_axis_divides_are_reported(cluster):
     assert len(one) == 1 and not other, "a table of less than a two-thousandth of the state is not worth the padding"
 
 
+@pytest.mark.parametrize(
+    ("kind", "examples", "is_told"), [("int32", 64, False), ("int32", 63, True), ("float32", 64, True)]
+)
+def test_positions_of_tokens_need_not_be_split_where_examples_are(kind, examples, is_told, cluster):
+    """Tokens have one position more than a model reads; padding them would help nobody."""
+    tokens = jax.ShapeDtypeStruct((4, examples, 8193), kind)
+    fn = lambda tokens: (tokens[:, :, :-1] * tokens[:, :, 1:]).sum()
+    assert bool(autoshard.plan(fn, tokens, cluster=cluster, mesh=MESH).warnings) == is_told
+
+
+def test_the_next_step_of_a_warning_is_on_the_first_screen(cluster):
+    state = {"embedding_of_the_vocabulary": jax.ShapeDtypeStruct((50257, 128), jnp.float32)}
+    fn = lambda state: jax.tree.map(lambda w: w * 2, state)
+    plan = autoshard.plan(fn, state, cluster=cluster, mesh=MESH, donate_argnums=0)
+    assert "such as 50260, to have it split." in " ".join(plan.explain().split())
+
+
 def test_large_arrays_that_a_function_closes_over_are_reported():
     cluster = autoshard.Cluster.from_file("configs/clusters/h100x8.yaml")
     warnings_with = lambda positions: (
