@@ -45,6 +45,14 @@ class Contender:
         return {kind: (s[0], s[1]) for kind, s in sorted(sums.items(), key=lambda row: -row[1][0])}
 
     @property
+    def exposed_s(self) -> dict[str, float]:
+        """By kind of collective: the seconds of a step that kernels wait for it, which add to their own."""
+        sums: dict[str, float] = collections.defaultdict(float)
+        for item in self.plan.estimate.communication if self.plan else ():
+            sums[item.kind] += item.exposed_s
+        return dict(sums)
+
+    @property
     def memory_bytes(self) -> dict[str, float]:
         """By class of tensor: bytes on each device at the peak."""
         sums: dict[str, float] = collections.defaultdict(float)

@@ -173,6 +173,30 @@ def test_pictures(comparison, tight, tmp_path):
     assert "<h1>&lt;b&gt;&amp;</h1>" in page(odd)
 
 
+def test_bars_end_at_the_step(tmp_path):
+    """What hides behind kernels takes no time of its own."""
+    cluster = CONFIGS / "clusters" / "h100x8.yaml"
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    wide = {"up": f32(64, 1 << 16), "down": f32(1 << 16, 64)}
+    found = autoshard.compare(
+        step,
+        {"params": wide, "momentum": wide},
+        f32(1 << 16, 64),
+        strategies=[s for s in ALL if s.name in ("ddp", "zero3")],
+        cluster=cluster,
+        mesh={"data": 8},
+        donate_argnums=0,
+    )
+    write_picture(found, tmp_path / "a.svg")
+    drawing = ElementTree.parse(tmp_path / "a.svg")
+    words = {"".join(e.itertext()).strip() for e in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    estimates = [c.plan.estimate for c in found.contenders]
+    assert any(e.hidden_s > 0.01 * e.step_s for e in estimates)
+    assert {seconds(e.step_s) for e in estimates} <= words
+    for contender, e in zip(found.contenders, estimates, strict=True):
+        assert sum(contender.exposed_s.values()) == pytest.approx(e.exposed_s)
+
+
 def test_pictures_that_cannot_be_drawn(comparison, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"\.html, \.png, \.svg"):
         write_picture(comparison, tmp_path / "a.gif")
