@@ -23,7 +23,7 @@ from autoshard.execution.taken_options import options_on
 from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.trace import Trace, parameter_names, path_name
+from autoshard.trace.trace import Trace, argument_paths
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -255,9 +255,7 @@ class PlannedFunction:
         """Raises the error where an array is gone: XLA ends the process where several devices are given one."""
         gone = [n for n, x in enumerate(flat) if _is_array(x) and x.is_deleted()]
         if gone:
-            path, x = jax.tree_util.tree_flatten_with_path(tuple(args))[0][gone[0]]
-            head = parameter_names(self._fn, len(args))[path[0].idx]
-            name = ".".join(filter(None, (head, path_name(path[1:]))))
+            name, x = argument_paths(self._fn, args)[gone[0]], flat[gone[0]]
             are = f" and {len(gone) - 1} more arrays are" if gone[1:] else " is"
             raise TraceError(
                 f"`{name}` [{', '.join(map(str, x.shape))}]{are} deleted: an earlier call reused the memory, since the "

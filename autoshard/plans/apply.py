@@ -13,8 +13,11 @@ from autoshard.execution.jit import PlannedFunction
 from autoshard.execution.placement import sharding_of
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.flatten import TraceOptions
-from autoshard.trace.trace import Trace, trace
+from autoshard.trace.trace import Trace, argument_paths, trace
 from autoshard.train_step import TrainStep
+
+_Leaf = tuple[str, tuple[int, ...], str]
+"""Path, shape and dtype of a leaf."""
 
 
 def planned_function(
@@ -42,17 +45,14 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
     kept = None if plan.kept_trace is None else plan.kept_trace.of(fn, given)
     if kept is not None:
         return kept
+    planned = [(a.name, a.shape, a.dtype) for a in plan.arguments]
+    leaves = zip(argument_paths(fn, given), jax.tree_util.tree_leaves(given), strict=True)
+    received = [(name, jnp.shape(x), str(getattr(x, "dtype", type(x).__name__))) for name, x in leaves]
+    if [shape for _, shape, _ in received] != [shape for _, shape, _ in planned]:
+        _refuse_others(planned, received)  # before the function stumbles over them
     traced = trace(fn, given, plan.donate_argnums, TraceOptions())
     values = traced.graph.values
-    found = [(a.name, values[a.value].shape, values[a.value].dtype) for a in traced.graph.arguments]
-    planned = [(a.name, a.shape, a.dtype) for a in plan.arguments]
-    for k in range(max(len(found), len(planned))):
-        ours, theirs = (x[k] if k < len(x) else None for x in (planned, found))
-        if ours is None or theirs is None or ours[1:] != theirs[1:]:
-            raise PlanMismatchError(
-                f"The plan was made for other arguments: leaf {k} is planned as {_leaf(ours)}, but the function is "
-                f"called with {_leaf(theirs)}. Plan again for these arguments."
-            )
+    _refuse_others(planned, [(a.name, values[a.value].shape, values[a.value].dtype) for a in traced.graph.arguments])
     for k in range(max(len(plan.equations), len(traced.graph.equations))):
         ours, theirs = (x[k] if k < len(x) else "nothing" for x in (plan.equations, traced.graph.equations))
         if ours != theirs:
@@ -63,6 +63,17 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
                 "the old one (another JAX or Flax version can also trace differently)."
             )
     return traced
+
+
+def _refuse_others(planned: Sequence[_Leaf], received: Sequence[_Leaf]) -> None:
+    """Raises the error of the first leaf that has another shape or dtype than is planned, or is not there."""
+    for k in range(max(len(received), len(planned))):
+        ours, theirs = (x[k] if k < len(x) else None for x in (planned, received))
+        if ours is None or theirs is None or ours[1:] != theirs[1:]:
+            raise PlanMismatchError(
+                f"The plan was made for other arguments: leaf {k} is planned as {_leaf(ours)}, but the function is "
+                f"called with {_leaf(theirs)}. Plan again for these arguments."
+            )
 
 
 def as_chosen(plan: ProgramPlan, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,5 +202,5 @@ def _positional(plan: ProgramPlan, argument: int) -> tuple[PlannedTensor, ...]:
     return tuple(a for a in plan.arguments if a.name.split(".")[0] == heads[argument])
 
 
-def _leaf(leaf: tuple | None) -> str:
+def _leaf(leaf: _Leaf | None) -> str:
     return "nothing" if leaf is None else f"`{leaf[0]}` {leaf[2]}{list(leaf[1])}"

@@ -100,6 +100,13 @@ def parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     return [named[i] if i < len(named) else str(i) for i in range(count)]
 
 
+def argument_paths(fn: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """The path of each leaf of the arguments of `fn`: `state.params.up.kernel`."""
+    heads = parameter_names(fn, len(args))
+    leaves = jax.tree_util.tree_flatten_with_path(tuple(args))[0]
+    return [".".join(filter(None, (heads[path[0].idx], path_name(path[1:])))) for path, _ in leaves]
+
+
 def trace(
     fn: Callable[..., Any],
     args: Sequence[Any],

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import autoshard
-from autoshard.errors import ClusterError, ConfigError, MeshError, PinError, StageError, TraceError
+from autoshard.errors import ClusterError, ConfigError, MeshError, PinError, PlanMismatchError, StageError, TraceError
 
 SHAPES = jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
@@ -75,6 +75,18 @@ def test_train_steps_of_other_parts():
         autoshard.TrainStep(loss_fn, optax.adam)
     with pytest.raises(StageError, match="received ShapeDtypeStruct without step, params, opt_state, rng. Pass what"):
         autoshard.plan(autoshard.TrainStep(loss_fn, optax.sgd(0.1)), *SHAPES)
+
+
+def test_other_arguments_are_told_before_the_function_stumbles_over_them():
+    fn = lambda w, batch: step(w, batch["x"]) - batch["y"].mean()
+    batch = lambda *names, width=16: {name: jnp.ones((8, width)) for name in names}
+    run = autoshard.plan(fn, jnp.ones((16, 16)), batch("x", "y")).jit(fn)
+    for given, told in (
+        (batch("x"), r"planned as `batch.y` float32\[8, 16\], but the function is called with nothing"),
+        (batch("x", "y", width=12), r"`batch.x` float32\[8, 16\], but .* with `batch.x` float32\[8, 12\]"),
+    ):
+        with pytest.raises(PlanMismatchError, match=told):
+            run(jnp.ones((16, 16)), given)
 
 
 def test_an_array_that_an_earlier_call_reused():
