@@ -307,8 +307,8 @@ def nothing_moves(refused: Sequence[Refusal], axes: dict[str, int]) -> str:
     if not refused:
         return (
             "Shares can change only along a mesh axis that splits parameters and the products on them by hidden units, "
-            f"heads or experts (a tensor axis), and the plan over {shape} has none. Ask for one with pins=, such as "
-            "pins={'state.params.*.up.kernel': P(None, 'tensor')}, or leave `balance` out."
+            f"heads or experts (a tensor axis), and the plan over {shape} has none. Ask for one with the annotation "
+            "autoshard.split(n) around the model (plan.annotations: [{split: n}]), or leave `balance` (--slow) out."
         )
     told = "; ".join(f"`{r.name}` over {r.axis}: {r.reason}" for r in refused[:3])
     return f"Nothing in the plan over {shape} can move between devices: {told}. Plan otherwise, or leave `balance` out."

@@ -141,7 +141,7 @@ def test_all_work_can_leave_a_rank(plan, run, batches):
 def test_refusals_say_why(plan):
     shapes = jax.eval_shape(init, 0), jax.ShapeDtypeStruct((8, 16), jnp.float32)
     parallel = baselines.data_parallel(step, *shapes, donate_argnums=0)
-    with pytest.raises(ConfigError, match="a tensor axis"):
+    with pytest.raises(ConfigError, match="a tensor axis.*Ask for one with the annotation autoshard.split"):
         parallel.jit(step, balance=Balance()).prepare(*shapes)
     exact = plan.jit(step, balance=Balance(mode="migrate")).balance
     with pytest.raises(ConfigError, match="No unit may be left out in mode `migrate`"):
