@@ -79,6 +79,9 @@ class MemoryFigures:
     host_bytes: float = 0.0
 
 
+_ROUNDING = 1e-9
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepTimes:
     """A step and its parts: kernels one after another, collectives beside them where that is possible.
@@ -97,8 +100,9 @@ class StepTimes:
 
     @property
     def hidden_s(self) -> float:
-        """The part of collective_s that runs beside kernels."""
-        return self.collective_s - self.exposed_s
+        """The part of collective_s that runs beside kernels; 0 for what is but the rounding of two sums."""
+        beside_s = self.collective_s - self.exposed_s
+        return beside_s if abs(beside_s) > _ROUNDING * self.collective_s else 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

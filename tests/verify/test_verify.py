@@ -78,6 +78,10 @@ def verified(plan) -> Verification:
     return plan.verify(step, *shapes(), target="cpu")
 
 
+def test_the_rounding_of_sums_hides_nothing():
+    assert StepTimes(1.2, 0.9, 0.1 + 0.2, 0.3).hidden_s == 0 and StepTimes(1.1, 0.9, 0.3, 0.2).hidden_s > 0.09
+
+
 def test_the_compiled_program_confirms_the_plan(plan, verified):
     """XLA:CPU does what was planned: kinds, axes, bytes, and the turns of loops."""
     assert verified.target == "CPU-generic" and verified.axes == plan.axes
