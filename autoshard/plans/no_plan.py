@@ -24,6 +24,9 @@ _TABLES = (
     "autoshard.HostTables."
 )
 
+_LIKELY_GB = 4096
+"""A budget of fewer bytes is likely to be meant in GB."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Least:
@@ -52,6 +55,8 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
     advice = _ADVICE.format(hosts="" if is_offloading(options) else _HOSTS) + (
         _TABLES if (looks_up(question) if has_tables is None else has_tables) else ""
     )
+    if budget_bytes < _LIKELY_GB:
+        advice = f"memory_budget_bytes counts bytes: for {budget_bytes:g} GB, give {budget_bytes:g}e9."
     within = f"within {options.time_limit_s:g} s a mesh"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
     bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."

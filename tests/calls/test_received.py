@@ -43,6 +43,9 @@ def test_options_of_another_type(given, error, message):
     [
         ({"overlap": 80}, "PlanOptions.overlap is a share from 0 to 1; received 80"),
         ({"memory_reserve": "10%"}, "PlanOptions.memory_reserve is a share from 0 to 1; received '10%'"),
+        ({"relative_gap": "1%"}, "PlanOptions.relative_gap is a share from 0 to 1; received '1%'"),
+        ({"time_limit_s": -1}, "PlanOptions.time_limit_s is a number of seconds; received -1"),
+        ({"least_memory_s": None}, "PlanOptions.least_memory_s is a number of seconds; received None"),
         ({"decompose": "yes"}, "PlanOptions.decompose is one of 'never', 'faster', 'any'; received 'yes'"),
         ({"device_order": "any"}, "PlanOptions.device_order is one of 'sought', 'listed'; received 'any'"),
         ({"schedule": "fast"}, "one of autoshard.Schedule.LEAST_MEMORY, .*received 'fast'"),

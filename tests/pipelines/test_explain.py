@@ -58,8 +58,8 @@ Plan in stages for cluster `mixed`: 2 x CPU-generic, 1 x CPU-slow
   step     19 ms predicted = 17 ms pipelines + 2 ms updates
   idle     50.9% of the step, on average of 3 submeshes
   memory   6 MB per device of 7.2 GB allowed where it is fullest, on fast[0]
-  proof    no arrangement in the space of the search below 15 ms (gap 25.0%)
-  search   20 ms by the costs of single layers, which it compares; took 1.5 s
+  proof    by the costs of single layers, which the search compares: 20 ms, and no arrangement
+           in its space below 15 ms (gap 25.0%), found in 1.5 s
   figures  as stated in the catalogue or the cluster file, not calibrated
 
 Slices of the cluster, and what they take of the 6 examples of a step

@@ -74,6 +74,11 @@ def test_budgets_that_mean_nothing_are_refused(budget, train, shapes, cluster):
         autoshard.plan(train, *shapes(), cluster=cluster, mesh=MESH, memory_budget_bytes=budget)
 
 
+def test_a_budget_in_gigabytes_is_told_how_many_bytes_it_is(train, shapes, cluster):
+    with pytest.raises(MemoryBudgetError, match=r"counts bytes: for 24 GB, give 24e9"):
+        autoshard.plan(train, *shapes(), cluster=cluster, mesh=MESH, memory_budget_bytes=24)
+
+
 @pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 3, "tensor": 3}, {}, {"data": 8, "tensor": 0}])
 def test_meshes_that_do_not_fit_are_refused(mesh, train, shapes, cluster):
     with pytest.raises(MeshError):
