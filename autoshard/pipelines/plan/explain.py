@@ -94,7 +94,8 @@ def _proof(plan: PipelinePlan) -> tuple[str, ...]:
         return ("  proof    none: the arrangement was given, not searched for",)
     gap = f"{c.gap:.1%}" if math.isfinite(c.gap) else "unknown"
     return (
-        f"  proof    by the costs of single layers, which the search compares: {seconds(c.searched_s)}, and no arrangement",
+        f"  proof    by the costs of single layers, which the search compares: {seconds(c.searched_s)}, "
+        "and no arrangement",
         f"           in its space below {seconds(c.bound_s)} (gap {gap}), found in {c.search_s:.1f} s",
     )
 
