@@ -14,16 +14,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from autoshard.compiler.candidates import Candidate
 from autoshard.compiler.options import GPU_PLATFORMS
 from autoshard.compiler.schedule import Schedule
-from autoshard.errors import MeshError, TraceError
+from autoshard.errors import MeshError
 from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
+from autoshard.execution.donated import given_again, refuse_deleted
 from autoshard.execution.placement import sharding_of
 from autoshard.execution.taken_options import options_on
 from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.layout import SpecEntries
-from autoshard.trace.trace import Trace, argument_paths
+from autoshard.trace.trace import Trace
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -244,24 +245,12 @@ class PlannedFunction:
           TraceError: An argument was given to an earlier call to reuse.
         """
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
-        self._refuse_deleted(args, flat)
+        refuse_deleted(self._fn, args, flat)
         program = self._program(args)
         placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
-        for n in _given_again(args, flat, self._interface.donate_argnums):
+        for n in given_again(args, flat, self._interface.donate_argnums):
             placed[n] = jax.device_put(placed[n], self._shardings[n], may_alias=False)
         return program(*jax.tree_util.tree_unflatten(tree, placed))
-
-    def _refuse_deleted(self, args: Sequence[Any], flat: Sequence[Any]) -> None:
-        """Raises the error where an array is gone: XLA ends the process where several devices are given one."""
-        gone = [n for n, x in enumerate(flat) if _is_array(x) and x.is_deleted()]
-        if gone:
-            name, x = argument_paths(self._fn, args)[gone[0]], flat[gone[0]]
-            are = f" and {len(gone) - 1} more arrays are" if gone[1:] else " is"
-            raise TraceError(
-                f"`{name}` [{', '.join(map(str, x.shape))}]{are} deleted: an earlier call reused the memory, since the "
-                "argument is donated (donate_argnums). Pass what that call returned, make the state again, or plan "
-                "without donate_argnums."
-            )
 
     def _program(self, args: Sequence[Any]) -> Any:
         """What runs for `args`: compiled in the fastest way on GPUs, else by `jax.jit`."""
@@ -341,24 +330,6 @@ def _place(x: Any, sharding: NamedSharding) -> Any:
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim) and not _is_typed(x):
         return x
     return jax.device_put(x, sharding)
-
-
-def _given_again(args: Sequence[Any], flat: Sequence[Any], donate_argnums: Sequence[int]) -> list[int]:
-    """The leaves whose array an earlier leaf is, too, where one of the two is donated.
-
-    An average of weights often begins as the weights themselves. Moved arrays may share the buffers of what they were,
-    and XLA ends the process where a buffer that it may reuse comes twice.
-    """
-    if not donate_argnums or len(set(map(id, flat))) == len(flat):
-        return []
-    donated = {id(x) for n in donate_argnums for x in jax.tree_util.tree_leaves(args[n])}
-    first = {id(x): n for n, x in reversed(list(enumerate(flat)))}
-    return [n for n, x in enumerate(flat) if first[id(x)] != n and id(x) in donated and _is_array(x)]
-
-
-def _is_array(x: Any) -> bool:
-    """Whether it is an array in memory, and not one of a trace."""
-    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
 
 
 def _is_typed(x: jax.Array) -> bool:

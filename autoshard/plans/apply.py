@@ -16,7 +16,7 @@ from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, argument_paths, trace
 from autoshard.train_step import TrainStep
 
-_Leaf = tuple[str, tuple[int, ...], str]
+Leaf = tuple[str, tuple[int, ...], str]
 """Path, shape and dtype of a leaf."""
 
 
@@ -46,13 +46,12 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
     if kept is not None:
         return kept
     planned = [(a.name, a.shape, a.dtype) for a in plan.arguments]
-    leaves = zip(argument_paths(fn, given), jax.tree_util.tree_leaves(given), strict=True)
-    received = [(name, jnp.shape(x), str(getattr(x, "dtype", type(x).__name__))) for name, x in leaves]
+    received = leaves_of(fn, given)
     if [shape for _, shape, _ in received] != [shape for _, shape, _ in planned]:
-        _refuse_others(planned, received)  # before the function stumbles over them
+        refuse_others(planned, received)  # before the function stumbles over them
     traced = trace(fn, given, plan.donate_argnums, TraceOptions())
     values = traced.graph.values
-    _refuse_others(planned, [(a.name, values[a.value].shape, values[a.value].dtype) for a in traced.graph.arguments])
+    refuse_others(planned, [(a.name, values[a.value].shape, values[a.value].dtype) for a in traced.graph.arguments])
     for k in range(max(len(plan.equations), len(traced.graph.equations))):
         ours, theirs = (x[k] if k < len(x) else "nothing" for x in (plan.equations, traced.graph.equations))
         if ours != theirs:
@@ -65,8 +64,18 @@ def check(plan: ProgramPlan, fn: Callable[..., Any], args: Sequence[Any]) -> Tra
     return traced
 
 
-def _refuse_others(planned: Sequence[_Leaf], received: Sequence[_Leaf]) -> None:
-    """Raises the error of the first leaf that has another shape or dtype than is planned, or is not there."""
+def leaves_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Leaf]:
+    """The leaves of the arguments of `fn`, which are arrays or their shapes."""
+    leaves = zip(argument_paths(fn, args), jax.tree_util.tree_leaves(tuple(args)), strict=True)
+    return [(name, jnp.shape(x), str(getattr(x, "dtype", type(x).__name__))) for name, x in leaves]
+
+
+def refuse_others(planned: Sequence[Leaf], received: Sequence[Leaf]) -> None:
+    """Refuses leaves that are not those planned.
+
+    Raises:
+      PlanMismatchError: A leaf has another shape or dtype than is planned, or is not there; names the first.
+    """
     for k in range(max(len(received), len(planned))):
         ours, theirs = (x[k] if k < len(x) else None for x in (planned, received))
         if ours is None or theirs is None or ours[1:] != theirs[1:]:
@@ -202,5 +211,5 @@ def _positional(plan: ProgramPlan, argument: int) -> tuple[PlannedTensor, ...]:
     return tuple(a for a in plan.arguments if a.name.split(".")[0] == heads[argument])
 
 
-def _leaf(leaf: _Leaf | None) -> str:
+def _leaf(leaf: Leaf | None) -> str:
     return "nothing" if leaf is None else f"`{leaf[0]}` {leaf[2]}{list(leaf[1])}"

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError, StageError, TransferError
+from autoshard.execution.donated import refuse_deleted
 from autoshard.pipelines.plan.parameter_owners import StageId
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.run.agreement import check_same_plan
@@ -31,6 +32,7 @@ from autoshard.pipelines.run.update import (
     trace_update,
 )
 from autoshard.pipelines.schedule.timeline import Timeline
+from autoshard.plans.apply import leaves_of, refuse_others
 from autoshard.train_step import TrainStep, batch_size
 from autoshard.transfer.cross_mesh import CrossMeshTransfer
 
@@ -101,6 +103,7 @@ class StagedFunction:
 
         Raises:
           PlanMismatchError: The step, the state or the batch is not what was planned.
+          TraceError: An array was given to an earlier call to reuse.
           TransferError: Another process ended or stalled.
         """
         if self._failure is not None:
@@ -115,8 +118,9 @@ class StagedFunction:
             raise
 
     def _take_step(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        refuse_deleted(self.step, (state, batch), jax.tree.leaves((state, batch)))
+        self._check_batch(state, batch)
         runners, update = self._prepared(state, batch)
-        self._check_batch(batch)
         state = self.place(state)
         self._recorder = Recorder(self.plan, self.device_meshes) if self._records else None
         running = RunningStep(runners, self.step, self.mover, self._keys, state, batch)
@@ -252,12 +256,17 @@ class StagedFunction:
         """Blocks until arrays are ready, as `jax.block_until_ready`, but not for ever if another process has died."""
         self.mover.wait(arrays)
 
-    def _check_batch(self, batch: Any) -> None:
+    def _check_batch(self, state: Any, batch: Any) -> None:
+        """Refuses another batch than is planned, before the step stumbles over it."""
         found = batch_size(batch)
         if found != self.plan.batch_size:
             raise PlanMismatchError(
                 f"The plan is for batches of {self.plan.batch_size} examples; received one of {found}. Plan again."
             )
+        if self.plan.shapes is not None:
+            planned, received = ([jnp.shape(x) for x in jax.tree.leaves(b)] for b in (self.plan.shapes[1], batch))
+            if planned != received:
+                refuse_others(leaves_of(self.step, self.plan.shapes), leaves_of(self.step, (state, batch)))
 
     def _build(self, state: Any, batch: Any) -> tuple[StageRunners, OptimizerUpdate]:
         traced = trace_step(self.plan, self.step, self.device_meshes, state, batch)

@@ -19,7 +19,7 @@ from flax import struct
 
 from autoshard import PlanOptions, StagedPlan
 from autoshard.cluster import Cluster, DeviceType, Link, NodeGroup
-from autoshard.errors import MeshError, PlanMismatchError, StageError
+from autoshard.errors import MeshError, PlanMismatchError, StageError, TraceError
 from autoshard.pipelines.plan.make import plan_staged
 from autoshard.pipelines.run.update import SMALL_BYTES
 from autoshard.pipelines.schedule.tasks import Phase, ScheduleKind
@@ -219,6 +219,13 @@ def test_what_does_not_fit_the_plan_is_refused(language):
         plan.jit(step, jax.devices()[:4])
     with pytest.raises(PlanMismatchError, match="6 examples; received one of 4"):
         language.staged(copied(language.state), jax.tree.map(lambda x: x[:4], language.batch))
+    without = dict(list(language.batch.items())[1:])
+    with pytest.raises(PlanMismatchError, match=r"planned as `batch\..*, but the function is called with"):
+        language.staged(copied(language.state), without)
+    gone = copied(language.state)
+    jax.tree.leaves(gone.params)[0].delete()
+    with pytest.raises(TraceError, match=r"`state\.params\..* is deleted: an earlier call reused the memory"):
+        language.staged(gone, language.batch)
     other = dataclasses.replace(step, loss_fn=lambda p, b, k: (jnp.sum(p["table"][b["words"]] ** 2), {}))
     with pytest.raises(PlanMismatchError, match="no longer"):
         plan.jit(other)(language.state, language.batch)
