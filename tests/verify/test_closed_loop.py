@@ -10,6 +10,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from typer.testing import CliRunner
 
@@ -256,10 +257,16 @@ def test_steps_in_stages_are_refused():
     def loss(params, batch):
         return jnp.mean(batch @ params)
 
-    whole = autoshard.TrainStep(loss, None)
+    whole = autoshard.TrainStep(loss, optax.sgd(0.1))
+    state = jax.eval_shape(whole.init, jnp.ones((8, 8)))
     with pytest.raises(StageError, match="compile_check"):
         autoshard.plan(
-            whole, None, None, cluster=CLUSTER, stages=autoshard.StageOptions(), options=PlanOptions(compile_check=True)
+            whole,
+            state,
+            jnp.ones((8, 8)),
+            cluster=CLUSTER,
+            stages=autoshard.StageOptions(),
+            options=PlanOptions(compile_check=True),
         )
 
 
