@@ -2,10 +2,12 @@
 
 For programs that others of autoshard pose: thousands of variables that few dense rows tie together. GLOP's dual simplex
 takes half the time of HiGHS' on them. Through the binding below `ortools.linear_solver.python.model_builder`, which
-takes sparse matrices as they are; `model_builder` itself, and MathOpt, take them entry by entry.
+takes sparse matrices as they are; `model_builder` itself, and MathOpt, take them entry by entry. Its stubs give arrays
+types that no array has, so that its objects are typed as `Any` here.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from ortools.linear_solver.python import model_builder_helper
@@ -44,12 +46,12 @@ def least_linear(
     Args:
       cost, least, most: float64 [variables]. rows, limits, equal, sums: See above.
     """
-    program = model_builder_helper.ModelBuilderHelper()
+    program: Any = model_builder_helper.ModelBuilderHelper()
     floors = np.concatenate([np.full(len(limits), -np.inf), sums])
     entries = csr_matrix(vstack([rows, equal]))
     entries.sum_duplicates()
     program.fill_model_from_sparse_data(least, most, cost, floors, np.concatenate([limits, sums]), entries)
-    solver = model_builder_helper.ModelSolverHelper("glop")
+    solver: Any = model_builder_helper.ModelSolverHelper("glop")
     solver.set_solver_specific_parameters(_DUAL_SIMPLEX)
     solver.solve(program)
     match solver.status():
