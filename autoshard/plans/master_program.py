@@ -31,7 +31,7 @@ from scipy.sparse.csgraph import connected_components
 from autoshard.planner.step_times import OwnTimes
 from autoshard.plans.known_plan import KnownPlan, Sparse
 from autoshard.solver.exact.integer_program import least_integral
-from autoshard.solver.exact.linear_program import least_linear
+from autoshard.solver.exact.linear_program import LinearProgram, least_linear
 from autoshard.solver.tabulated import Tabulated, Taken
 
 _SHARED = 0.02
@@ -240,17 +240,6 @@ class Relaxed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Matrices:
-    """A linear program: the least `cost_s @ x` with `rows @ x <= limits` and `equal @ x == sums`."""
-
-    cost_s: np.ndarray
-    rows: csr_array
-    limits: np.ndarray
-    equal: csr_array
-    sums: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class MasterProgram:
     """The master problem of groups of plans; a solution divides the whole among groups, and what each has among plans.
 
@@ -277,7 +266,7 @@ class MasterProgram:
         (group,), matrices, found = self.groups, self._matrices_of_plans(), []
         plan_of = group.options_of(part)
         for option in (option for option, plan in plan_of.items() if plan in plans):
-            least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
+            least, most = np.zeros(len(matrices.cost)), np.full(len(matrices.cost), np.inf)
             most[[1 + other for other in plan_of]] = 0.0
             least[1 + option] = most[1 + option] = 1.0
             if (relaxed := self._solved(matrices, least, most)) is not None:
@@ -298,22 +287,18 @@ class MasterProgram:
             return list(self._dived(group, relaxed, matrices, to_beat_s))
         num_free = self.covered.shape[1]
         found = least_integral(
-            matrices.cost_s,
-            matrices.rows,
-            matrices.limits,
-            matrices.equal,
-            matrices.sums,
-            np.arange(len(matrices.cost_s)) < len(matrices.cost_s) - num_free,
+            matrices,
+            np.arange(len(matrices.cost)) < len(matrices.cost) - num_free,
             relative_gap=relative_gap,
             node_limit=_NODES,
             time_limit_s=_LIMIT_S,
         )
         return [] if found is None else [group.made(self._by_group(found)[0][1:])]
 
-    def _dived(self, group: Group, relaxed: Relaxed, matrices: _Matrices, to_beat_s: float) -> Iterator[np.ndarray]:
+    def _dived(self, group: Group, relaxed: Relaxed, matrices: LinearProgram, to_beat_s: float) -> Iterator[np.ndarray]:
         """Plans of a group, rounded with more and more of them settled. By how much the last one exceeds the memory, so
         much less is given to what is not settled, and that is rounded again."""
-        least, most = np.zeros(len(matrices.cost_s)), np.full(len(matrices.cost_s), np.inf)
+        least, most = np.zeros(len(matrices.cost)), np.full(len(matrices.cost), np.inf)
         options, is_instant = slice(1, 1 + len(group.kind)), self.limits > 0
         found: Relaxed | None = relaxed
         for dive in range(_DIVES + _REPAIRS + 1):
@@ -336,11 +321,11 @@ class MasterProgram:
             found = self._solved(matrices, least, most)
 
     def _solved(
-        self, of: _Matrices, least: np.ndarray | float = 0.0, most: np.ndarray | float = np.inf
+        self, of: LinearProgram, least: np.ndarray | float = 0.0, most: np.ndarray | float = np.inf
     ) -> Relaxed | None:
         """The solution over the reals between limits of the variables; None if there is none."""
-        least, most = (np.full(len(of.cost_s), limit) for limit in (least, most))
-        found = least_linear(of.cost_s, of.rows, of.limits, of.equal, of.sums, least, most)
+        least, most = (np.full(len(of.cost), limit) for limit in (least, most))
+        found = least_linear(of, least, most)
         return None if found is None else Relaxed(found.value, found.multipliers, self._by_group(found.variables))
 
     def mixed(self, relaxed: Relaxed) -> tuple[OwnTimes, Taken]:
@@ -362,12 +347,12 @@ class MasterProgram:
         """The values of each group's variables."""
         return tuple(np.split(values, np.cumsum([len(group.costs_s) for group in self.groups]))[:-1])
 
-    def _matrices_of_plans(self) -> _Matrices:
+    def _matrices_of_plans(self) -> LinearProgram:
         """The program that plans are made by: with what sending costs, and a little less memory."""
         matrices = self._matrices(_SENT)
         return dataclasses.replace(matrices, limits=matrices.limits * (1 - _MARGIN))
 
-    def _matrices(self, sent: float) -> _Matrices:
+    def _matrices(self, sent: float) -> LinearProgram:
         """The program over groups, then intervals between ends.
 
         Args:
@@ -386,7 +371,7 @@ class MasterProgram:
             row, column = row + len(kinds), column + 1 + len(options)
         at, of, values = (np.concatenate(each) for each in zip(*entries, strict=True))
         equal = csr_array((values, (at, of)), shape=(row, len(cost_s)))
-        return _Matrices(cost_s, rows, self.limits, equal, np.concatenate([np.ones(1), np.zeros(row - 1)]))
+        return LinearProgram(cost_s, rows, self.limits, equal, np.concatenate([np.ones(1), np.zeros(row - 1)]))
 
 
 def parts_and_slots(tabulated: Tabulated, plans: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:

@@ -24,7 +24,7 @@ _TABLES = (
     "autoshard.HostTables."
 )
 
-_LIKELY_GB = 4096
+_FEWEST_BYTES = 4096
 """A budget of fewer bytes is likely to be meant in GB."""
 
 
@@ -55,7 +55,7 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
     advice = _ADVICE.format(hosts="" if is_offloading(options) else _HOSTS) + (
         _TABLES if (looks_up(question) if has_tables is None else has_tables) else ""
     )
-    if budget_bytes < _LIKELY_GB:
+    if budget_bytes < _FEWEST_BYTES:
         advice = f"memory_budget_bytes counts bytes: for {budget_bytes:g} GB, give {budget_bytes:g}e9."
     within = f"within {options.time_limit_s:g} s a mesh"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"

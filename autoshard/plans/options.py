@@ -132,10 +132,12 @@ class PlanOptions:
         )
         for name, value in shares:
             if not (isinstance(value, numbers.Real) and 0 <= value <= 1):
-                raise ConfigError(f"PlanOptions.{name} is a share from 0 to 1; received {value!r:.60}.")
+                raise ConfigError(
+                    f"PlanOptions.{name} is a share from 0 to 1; received {value!r:.60}. Write 0.05 for 5 %."
+                )
         for name, value in (("time_limit_s", self.time_limit_s), ("least_memory_s", self.least_memory_s)):
             if not (isinstance(value, numbers.Real) and value >= 0):
-                raise ConfigError(f"PlanOptions.{name} is a number of seconds; received {value!r:.60}.")
+                raise ConfigError(f"PlanOptions.{name} is a number of seconds; received {value!r:.60}. Give 0 or more.")
         choices = ("decompose", self.decompose, Decompose), ("device_order", self.device_order, DeviceOrder)
         for name, value, kind in choices:
             if value not in get_args(kind):

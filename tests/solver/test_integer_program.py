@@ -8,6 +8,7 @@ import pytest
 from scipy.sparse import csr_array
 
 from autoshard.solver.exact.integer_program import least_integral
+from autoshard.solver.exact.linear_program import LinearProgram
 
 LIMITS = {"node_limit": 500, "time_limit_s": 30.0}
 
@@ -28,14 +29,15 @@ def shared_out(seed, kinds, options, rows, count, unit):
     is_integer = np.arange(len(cost)) <= num_options
     sums = np.concatenate([[1.0], np.zeros(kinds)])
     at_most = np.concatenate([slack, waits, -np.tri(rows)], axis=1)
-    return cost, csr_array(at_most), np.zeros(rows), csr_array(equal), sums, is_integer
+    return LinearProgram(cost, csr_array(at_most), np.zeros(rows), csr_array(equal), sums), is_integer
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_integral_costs_less(seed):
     kinds, options, count = 2, 3, 2
-    cost, rows, limits, equal, sums, is_integer = shared_out(seed, kinds, options, 3, count, 1.0)
-    found = least_integral(cost, rows, limits, equal, sums, is_integer, relative_gap=0.0, **LIMITS)
+    program, is_integer = shared_out(seed, kinds, options, 3, count, 1.0)
+    cost, rows, limits, equal, sums = program.cost, program.rows, program.limits, program.equal, program.sums
+    found = least_integral(program, is_integer, relative_gap=0.0, **LIMITS)
     assert found is not None
     assert np.allclose(found[is_integer], np.round(found[is_integer]))
     assert (rows @ found <= limits + 1e-6).all() and np.allclose(equal @ found, sums) and (found >= -1e-9).all()
@@ -50,8 +52,8 @@ def test_nothing_integral_costs_less(seed):
 
 def test_where_there_is_none_there_is_none():
     one = csr_array(np.ones((1, 2)))
-    bounded = np.ones(2), one, np.array([0.5]), one, np.array([1.0]), np.ones(2, bool)
-    assert least_integral(*bounded, relative_gap=0.0, **LIMITS) is None
+    bounded = LinearProgram(np.ones(2), one, np.array([0.5]), one, np.array([1.0]))
+    assert least_integral(bounded, np.ones(2, bool), relative_gap=0.0, **LIMITS) is None
 
 
 def test_nothing_is_printed(capfd):

@@ -9,27 +9,19 @@ import datetime
 import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import vstack
 
 from autoshard.solver.exact import mathopt_process
+from autoshard.solver.exact.linear_program import LinearProgram
 
 
 def least_integral(
-    cost: np.ndarray,
-    rows: csr_array,
-    limits: np.ndarray,
-    equal: csr_array,
-    sums: np.ndarray,
-    is_integer: np.ndarray,
-    *,
-    relative_gap: float,
-    node_limit: int,
-    time_limit_s: float,
+    of: LinearProgram, is_integer: np.ndarray, *, relative_gap: float, node_limit: int, time_limit_s: float
 ) -> np.ndarray | None:
-    """The least `cost @ x` with `rows @ x <= limits`, `equal @ x == sums` and `x >= 0`; float64 [variables].
+    """The solution of a program with `x >= 0`, some of it integral; float64 [variables].
 
     Args:
-      cost: float64 [variables]. rows, limits, equal, sums: See above.
+      of: The program.
       is_integer: bool [variables]; which have to be integral.
       relative_gap: How far from the least it may be.
       node_limit, time_limit_s: How many nodes of branch and bound are searched at most, and how long.
@@ -37,6 +29,7 @@ def least_integral(
     Returns:
       The best that was found; None if none was.
     """
+    cost, limits, sums = of.cost, of.limits, of.sums
     proto = model_pb2.ModelProto()
     variables, constraints, matrix = proto.variables, proto.linear_constraints, proto.linear_constraint_matrix
     variables.ids.extend(range(len(cost)))
@@ -46,7 +39,7 @@ def least_integral(
     constraints.ids.extend(range(len(limits) + len(sums)))
     constraints.lower_bounds.extend(np.concatenate([np.full(len(limits), -np.inf), sums]))
     constraints.upper_bounds.extend(np.concatenate([limits, sums]))
-    entries = vstack([rows, equal]).tocsr()
+    entries = vstack([of.rows, of.equal]).tocsr()
     entries.sum_duplicates()
     entries = entries.tocoo()
     some = entries.data != 0

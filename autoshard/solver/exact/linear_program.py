@@ -18,6 +18,21 @@ _DUAL_SIMPLEX = "use_dual_simplex: true"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LinearProgram:
+    """The least `cost @ x` with `rows @ x <= limits` and `equal @ x == sums`.
+
+    Attributes:
+      cost: float64 [variables]. rows, limits, equal, sums: See above.
+    """
+
+    cost: np.ndarray
+    rows: csr_array
+    limits: np.ndarray
+    equal: csr_array
+    sums: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class LinearSolution:
     """The solution of a linear program.
 
@@ -31,54 +46,33 @@ class LinearSolution:
     multipliers: np.ndarray
 
 
-def least_linear(
-    cost: np.ndarray,
-    rows: csr_array,
-    limits: np.ndarray,
-    equal: csr_array,
-    sums: np.ndarray,
-    least: np.ndarray,
-    most: np.ndarray,
-) -> LinearSolution | None:
-    """The least `cost @ x` with `rows @ x <= limits`, `equal @ x == sums` and `least <= x <= most`; None if there is
-    none.
-
-    Args:
-      cost, least, most: float64 [variables]. rows, limits, equal, sums: See above.
-    """
+def least_linear(of: LinearProgram, least: np.ndarray, most: np.ndarray) -> LinearSolution | None:
+    """The solution of a program with `least <= x <= most`, float64 [variables] each; None if there is none."""
     program: Any = model_builder_helper.ModelBuilderHelper()
-    floors = np.concatenate([np.full(len(limits), -np.inf), sums])
-    entries = csr_matrix(vstack([rows, equal]))
+    floors, limits = np.concatenate([np.full(len(of.limits), -np.inf), of.sums]), np.concatenate([of.limits, of.sums])
+    entries = csr_matrix(vstack([of.rows, of.equal]))
     entries.sum_duplicates()
-    program.fill_model_from_sparse_data(least, most, cost, floors, np.concatenate([limits, sums]), entries)
+    program.fill_model_from_sparse_data(least, most, of.cost, floors, limits, entries)
     solver: Any = model_builder_helper.ModelSolverHelper("glop")
     solver.set_solver_specific_parameters(_DUAL_SIMPLEX)
     solver.solve(program)
     match solver.status():
         case model_builder_helper.SolveStatus.OPTIMAL:
-            multipliers = -solver.dual_values()[: len(limits)]
+            multipliers = -solver.dual_values()[: len(of.limits)]
             return LinearSolution(solver.objective_value(), solver.variable_values(), multipliers)
         case model_builder_helper.SolveStatus.INFEASIBLE:
             return None
-    return _by_highs(cost, rows, limits, equal, sums, least, most)
+    return _by_highs(of, least, most)
 
 
-def _by_highs(
-    cost: np.ndarray,
-    rows: csr_array,
-    limits: np.ndarray,
-    equal: csr_array,
-    sums: np.ndarray,
-    least: np.ndarray,
-    most: np.ndarray,
-) -> LinearSolution | None:
+def _by_highs(of: LinearProgram, least: np.ndarray, most: np.ndarray) -> LinearSolution | None:
     """`least_linear` by another solver, for what rounding makes too hard for the first."""
     found = linprog(
-        cost,
-        A_ub=rows,
-        b_ub=limits,
-        A_eq=equal,
-        b_eq=sums,
+        of.cost,
+        A_ub=of.rows,
+        b_ub=of.limits,
+        A_eq=of.equal,
+        b_eq=of.sums,
         bounds=np.stack([least, most], axis=1),
         method="highs-ds",
         options={"presolve": False},  # rows are few and dense, with nothing to presolve
