@@ -147,7 +147,8 @@ class BasePlan(abc.ABC):
 
     @abc.abstractmethod
     def compare(self, fn: Callable[..., Any], *args: Any, **settings: Any) -> Any:
-        """The plan beside others of the same step; see `autoshard.compare`.
+        """The plan beside others of the same step, in the forms that people write by hand where its own was chosen;
+        see `autoshard.compare`.
 
         Args:
           fn: What was planned. *args: Its arguments; none for those that the plan was made for.

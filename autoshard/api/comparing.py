@@ -11,14 +11,17 @@ from autoshard.api.planning import is_cut, plan_on_devices
 from autoshard.api.program import Plan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
-from autoshard.errors import ConfigError, StageError
+from autoshard.errors import ConfigError, MemoryBudgetError, StageError
 from autoshard.pipelines.plan.comparison import StagedComparison
 from autoshard.pipelines.plan.diff import StagedDiff
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.make import load_cluster
+from autoshard.plans.options import PlanOptions
 from autoshard.plans.plan_diff import PlanDiff
+from autoshard.strategies.hand_written import HandWritten, hand_written
 from autoshard.strategies.make import Settings
 from autoshard.strategies.strategies import Strategy
+from autoshard.train_step import TrainStep
 
 
 def compare(
@@ -33,7 +36,9 @@ def compare(
     """Plans `fn`, and shows the plan beside what people write by hand.
 
     A step of one program stands beside data parallelism, ZeRO, Megatron and their mixes, each planned under the same
-    costs and limits. A step in stages stands beside the forms that its search looked at: each slice alone, pipelines
+    costs and limits; of a `TrainStep`, whose form is searched as by `autoshard.plan`, in the best of the usual forms:
+    nothing recomputed, all but the products with weights, all, or what the step says itself, in the batch that it is
+    given. A step in stages stands beside the forms that its search looked at: each slice alone, pipelines
     across slices, and a replica group on each slice with shares by speed, even shares and Whale's (Jia et al. 2022).
 
     Args:
@@ -66,21 +71,10 @@ def compare(
             "the latter pass stages= (plan.stages); or plan with it, and see what was considered (explain, report)."
         )
     if not is_cut(fn, load_cluster(settings.get("cluster")), stages, options):
-        own = None
-        if options is not None and (options.remat == "search" or options.micro_batches not in (None, "as_written")):
-            # strategies are for the step as it is written
-            made = plan_on_devices(
-                fn,
-                *args,
-                cluster=settings.get("cluster"),
-                mesh=settings.get("mesh"),
-                donate_argnums=settings.get("donate_argnums"),
-                memory_budget_bytes=settings.get("memory_budget_bytes"),
-                pins=pins,
-                options=options,
-            )
-            own = made if isinstance(made, Plan) else None
-        found = compare_program(fn, *args, strategies=strategies, pins=pins, title=title, own=own, **settings)
+        own, forms = _searched(fn, args, pins, settings)
+        found = compare_program(
+            fn, *args, strategies=strategies, pins=pins, title=title, own=own, forms=forms, **settings
+        )
         contenders = [c if c.plan is None else dataclasses.replace(c, plan=Plan.of(c.plan)) for c in found.contenders]
         return dataclasses.replace(found, contenders=tuple(contenders))
     given = {"strategies": strategies, "pins": pins, **settings}
@@ -100,6 +94,34 @@ def compare(
         stages=stages,
     )
     return made.compare(fn, *args, title=title)
+
+
+def _searched(
+    fn: Callable[..., Any], args: Sequence[Any], pins: Mapping[str, PartitionSpec] | None, settings: Settings
+) -> tuple[Plan | None, Sequence[HandWritten]]:
+    """The plan of a step whose form is searched, and the forms that strategies can have; None and none of any other,
+    and where nothing fits."""
+    options = settings.get("options") or PlanOptions()
+    is_asked = options.remat == "search" or options.micro_batches not in (None, "as_written")
+    if not (isinstance(fn, TrainStep) or is_asked):
+        return None, ()
+    try:
+        made = plan_on_devices(
+            fn,
+            *args,
+            cluster=settings.get("cluster"),
+            mesh=settings.get("mesh"),
+            donate_argnums=settings.get("donate_argnums"),
+            memory_budget_bytes=settings.get("memory_budget_bytes"),
+            pins=pins,
+            options=options,
+        )
+    except MemoryBudgetError:
+        return None, ()
+    if not isinstance(made, Plan):
+        return None, ()
+    is_open = isinstance(fn, TrainStep) and made.choice is not None and options.remat != "as_written"
+    return made, hand_written(fn, *args) if is_open else ()
 
 
 def diff(a: BasePlan, b: BasePlan) -> PlanDiff | StagedDiff:

@@ -27,7 +27,9 @@ from autoshard.plans.files import read_plan, write_plan
 from autoshard.plans.notebook import plan_html
 from autoshard.plans.plan_diff import PlanDiff
 from autoshard.plans.program_plan import ProgramPlan
+from autoshard.strategies.hand_written import hand_written
 from autoshard.trace.trace import Trace
+from autoshard.train_step import TrainStep
 from autoshard.verify.verification import Verification
 from autoshard.verify.verify import verify
 
@@ -225,7 +227,10 @@ class Plan(ProgramPlan, BasePlan):
 
     def compare(self, fn: Callable[..., Any], *args: Any, **settings: Any) -> Comparison:
         call = self._pure_call(fn, args)
-        return compare_program(call.fn, *(call.args or apply.argument_shapes(self)), own=self, **settings)
+        given = call.args or apply.argument_shapes(self)
+        is_chosen = self.choice is not None and self.choice.variant.policy is not None
+        forms = hand_written(fn, *given) if is_chosen and isinstance(fn, TrainStep) else ()
+        return compare_program(call.fn, *given, own=self, forms=forms, **settings)
 
 
 def _only_in_stages(what: str) -> ConfigError:

@@ -10,10 +10,14 @@ from jax.sharding import PartitionSpec
 from autoshard.comparison.comparison import Comparison, Contender
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
+from autoshard.planner.mesh_prices import PricesOfMeshes
+from autoshard.plans.form_bounds import least_kernels_s
 from autoshard.plans.gaps import excess, fits
+from autoshard.plans.logical_meshes import logical_meshes
 from autoshard.plans.make import budget_of, homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.program_plan import ProgramPlan
+from autoshard.strategies.hand_written import HandWritten
 from autoshard.strategies.make import Settings, Subject, prepare_subject, suited, try_baseline
 from autoshard.strategies.strategies import Strategy
 
@@ -28,12 +32,14 @@ def compare_program(
     pins: Mapping[str, PartitionSpec] | None = None,
     title: str | None = None,
     own: ProgramPlan | None = None,
+    forms: Sequence[HandWritten] = (),
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Plans `fn` freely and under every strategy, tracing it once; see `autoshard.compare` for the arguments.
 
     Args:
       own: The plan to compare the strategies with, if it is there already.
+      forms: Those of `fn` of which each strategy has the best; none for `fn` alone.
     """
     options = settings.get("options") or PlanOptions()
     subject = prepare_subject(fn, *args, **settings)
@@ -43,10 +49,11 @@ def compare_program(
         if own is None:
             contenders = [_own(subject, pins, limit, _told(settings, options, NAME))]
         else:
-            reason = excess(own.estimate, limit)
-            contenders = [Contender(NAME, own, fits(own.estimate, limit), reason)]
+            reason, form = excess(own.estimate, limit), "" if own.choice is None else str(own.choice)
+            contenders = [Contender(NAME, own, fits(own.estimate, limit), reason, form)]
+        shaped = _by_kernels(forms, *args, **settings) or (_Shaped("", subject),)
         for strategy in suited(subject) if strategies is None else strategies:
-            contenders.append(_strategy(strategy, subject, _told(settings, options, strategy.name), stop))
+            contenders.append(_strategy(strategy, shaped, settings, options, stop))
     return Comparison(
         title or getattr(fn, "__name__", "the function"),
         subject.cluster.name,
@@ -57,18 +64,59 @@ def compare_program(
     )
 
 
-def _strategy(strategy: Strategy, subject: Subject, settings: Settings, stop: StopRequest) -> Contender:
-    """A strategy's plan, or why there is none."""
-    untried = Contender(strategy.name, None, False, "Not tried: stopped.")
-    if stop.requested:
-        return untried
-    try:
-        outcome = try_baseline(strategy, subject, **settings)
-    except KeyboardInterrupt:  # stopped before anything was found
-        if stop.is_urgent:
-            raise
-        return untried
-    return Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shaped:
+    """A function in one of its forms, ready to be planned.
+
+    Attributes:
+      recomputed: What its layers compute again; empty where there is one form only.
+      subject: What is planned.
+    """
+
+    recomputed: str
+    subject: Subject
+
+
+def _by_kernels(forms: Sequence[HandWritten], *args: Any, **settings: Unpack[Settings]) -> tuple[_Shaped, ...]:
+    """Each form, those first whose kernels take least, which mostly recompute least; of two alike, the first."""
+    prices, options, by_s = PricesOfMeshes(), settings.get("options") or PlanOptions(), dict[float, _Shaped]()
+    for form in forms:
+        subject = prepare_subject(form.fn, *args, **settings)
+        hardware = homogeneous_slice(subject.cluster)
+        axes = settings.get("mesh") or {"data": hardware.num_devices}
+        mesh = logical_meshes(subject.traced.graph, hardware, axes, None, options)[0]
+        kernels_s = least_kernels_s(subject.program, prices.on(mesh), options)
+        by_s.setdefault(kernels_s, _Shaped(form.recomputed, subject))
+    return tuple(by_s[kernels_s] for kernels_s in sorted(by_s))
+
+
+def _strategy(
+    strategy: Strategy, forms: Sequence[_Shaped], settings: Settings, options: PlanOptions, stop: StopRequest
+) -> Contender:
+    """A strategy's plan in the form that is fastest for it, or why there is none.
+
+    Forms whose kernels take longer are not faster in any memory, so that none is tried behind one whose plan would be
+    no faster with more memory.
+    """
+    best, to_beat_s = Contender(strategy.name, None, False, "Not tried: stopped."), math.inf
+    for form in forms:
+        if stop.requested:
+            break
+        named = f"{strategy.name}, {form.recomputed} recomputed" if form.recomputed else strategy.name
+        try:
+            outcome = try_baseline(strategy, form.subject, to_beat_s, **_told(settings, options, named))
+        except KeyboardInterrupt:  # stopped before anything was found
+            if stop.is_urgent:
+                raise
+            break
+        found = Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason, form.recomputed)
+        if not best.fits or found.fits and found.step_s < best.step_s:
+            best = found
+        if outcome.is_unlimited:
+            break
+        if outcome.fits and outcome.plan is not None:
+            to_beat_s = min(to_beat_s, outcome.plan.certificate.objective)
+    return best
 
 
 def _own(

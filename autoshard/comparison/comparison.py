@@ -12,6 +12,10 @@ from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
 
 COLUMNS = ("mesh", "step", "vs plan", "compute", "comm.", "sent", "memory", "fits", "gap")
 """What `cells` returns."""
+RECOMPUTED = "recomputed"
+"""The column before these, where strategies have forms of a step to choose from."""
+SEARCHED = "searched"
+"""What it says of autoshard's own plan, whose form is told in words."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,12 +27,15 @@ class Contender:
       plan: Its plan; where nothing keeps to the memory limit, the fastest plan without one. None if there is none.
       fits: Whether the plan keeps to the memory limit.
       reason: Why there is no plan, or why it does not fit; empty otherwise.
+      form: What layers compute again in the backward pass; of autoshard's own plan, all that was chosen of the form of
+        the step. Empty for a step as it is written.
     """
 
     name: str
     plan: ProgramPlan | None
     fits: bool
     reason: str = ""
+    form: str = ""
 
     @property
     def step_s(self) -> float:
@@ -89,6 +96,21 @@ class Comparison:
         """The fastest strategy that fits; None if none does."""
         return min((c for c in self.contenders[1:] if c.fits), key=lambda c: c.step_s, default=None)
 
+    @property
+    def has_forms(self) -> bool:
+        """Whether strategies had forms of the step to choose from."""
+        return any(c.form for c in self.contenders[1:])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The headings of `rows`."""
+        return ("strategy", *([RECOMPUTED] if self.has_forms else []), *COLUMNS)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The figures of all contenders as text, as `ranked`."""
+        form = lambda c: SEARCHED if c is self.own else c.form or "-"
+        return [(c.name, *([form(c)] if self.has_forms else []), *cells(self, c)) for c in ranked(self)]
+
     def relative_step(self, contender: Contender) -> float | None:
         """Step time of a contender as a multiple of that of autoshard's plan; None where one of them has no plan."""
         if self.own.plan is None or contender.plan is None or not self.own.step_s:
@@ -110,7 +132,7 @@ class Comparison:
         return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
 
     def _figures(self, c: Contender) -> dict[str, Any]:
-        figures: dict[str, Any] = {"name": c.name, "fits": c.fits, "reason": c.reason}
+        figures: dict[str, Any] = {"name": c.name, "form": c.form, "fits": c.fits, "reason": c.reason}
         if c.plan is None:
             return figures
         e, certificate = c.plan.estimate, c.plan.certificate
@@ -135,9 +157,10 @@ class Comparison:
         """One line a contender, as `ranked`; then the verdict, and in short why others have no plan that fits."""
         console = TextConsole(width)
         console.print(heading(self))
-        rows = table("", [("strategy", "left"), ("mesh", "left"), *((name, "right") for name in COLUMNS[1:])])
-        for contender in ranked(self):
-            rows.add_row(contender.name, *cells(self, contender))
+        words = ("strategy", RECOMPUTED, "mesh")
+        rows = table("", [(name, "left" if name in words else "right") for name in self.columns])
+        for row in self.rows():
+            rows.add_row(*row)
         console.print(rows)
         console.print()
         console.print(verdict(self))
@@ -183,7 +206,7 @@ def cells(comparison: Comparison, contender: Contender) -> tuple[str, ...]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence: how much autoshard's plan gains on the best strategy that fits."""
+    """In one or two sentences: how much autoshard's plan gains on the best strategy that fits, and in which form."""
     own, best = comparison.own, comparison.best_other
     if own.plan is None or not own.fits:
         return "No plan found fits the memory."
@@ -191,8 +214,12 @@ def verdict(comparison: Comparison) -> str:
         return "None of the strategies fits the memory; autoshard's plan does."
     saved = 1 - own.step_s / best.step_s if best.step_s else 0.0
     bound = own.plan.certificate.bound
-    proof = f"; no plan on its meshes is below {seconds(max(bound, 0.0))}" if math.isfinite(bound) else ""
+    where = "on its meshes and in the forms that were considered" if own.form else "on its meshes"
+    proof = f"; no plan {where} is below {seconds(max(bound, 0.0))}" if math.isfinite(bound) else ""
+    difference = f"{saved:.1%} less time" if saved >= 0 else f"{-saved:.1%} more time"
+    best_form = f", {best.form} recomputed" if best.form else ""
+    own_form = f" Its layers keep for the backward pass: {own.form}." if own.form else ""
     return (
         f"autoshard's plan takes {seconds(own.step_s)} a step, the best strategy that fits "
-        f"({best.name}) {seconds(best.step_s)}: {saved:.1%} less time{proof}."
+        f"({best.name}{best_form}) {seconds(best.step_s)}: {difference}{proof}.{own_form}"
     )

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autoshard.comparison.comparison import COLUMNS, Comparison, Contender, cells, heading, ranked, verdict
+from autoshard.comparison.comparison import Comparison, Contender, heading, ranked, verdict
 from autoshard.errors import ConfigError
 from autoshard.files import write_bytes_atomically
 from autoshard.pictures import require_matplotlib
@@ -69,12 +69,10 @@ def page(comparison: Comparison) -> str:
     """A self-contained HTML page: the picture, and the table below it."""
     svg = drawn(comparison, "svg").decode()
     text = html.escape
-    head = "".join(f"<th>{text(name)}</th>" for name in ("strategy", *COLUMNS))
+    head = "".join(f"<th>{text(name)}</th>" for name in comparison.columns)
     rows = "\n".join(
-        f"<tr class={'fits' if c.fits else 'no'}>"
-        + "".join(f"<td>{text(cell)}</td>" for cell in (c.name, *cells(comparison, c)))
-        + "</tr>"
-        for c in ranked(comparison)
+        f"<tr class={'fits' if c.fits else 'no'}>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>"
+        for c, row in zip(ranked(comparison), comparison.rows(), strict=True)
     )
     notes = "\n".join(f"<p><b>{text(c.name)}</b>: {text(c.reason)}</p>" for c in ranked(comparison) if c.reason)
     return f"""<!doctype html>
@@ -211,7 +209,8 @@ def _bars(
         )
     axes.set_xlim(0, end)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_yticks(range(len(shown)), [c.name for c in shown])
+    names = [f"{c.name}, {c.form} recomputed" if c.form and i else c.name for i, c in enumerate(shown)]
+    axes.set_yticks(range(len(shown)), names)
     axes.xaxis.set_major_formatter(lambda value, _: unit(value) if value else "0")
     axes.set_title(title, loc="left", fontsize=11, color=_TEXT)
     axes.grid(axis="x", color=_FAINT, linewidth=0.8)

@@ -25,7 +25,7 @@ import numpy as np
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.in_pieces import InPieces
 from autoshard.planner.choices import fastest_kernels_s
-from autoshard.planner.mesh_prices import PricesOfMeshes
+from autoshard.planner.mesh_prices import MeshPrices, PricesOfMeshes
 from autoshard.planner.program import Program, most_stored_bytes, prepare
 from autoshard.plans.host_memory import is_offloading
 from autoshard.plans.options import PlanOptions
@@ -230,12 +230,17 @@ class FormBounds:
         fn, args = found
         program = prepare(trace(fn, args, (), TraceOptions(self._options.while_trips)).graph)
         stored_bytes = most_stored_bytes(program, {a.value for a in program.graph.arguments})
-        return Amount(np.array([self._kernels_s(program, mesh) for mesh in self._meshes]), stored_bytes)
+        kernels_s = [least_kernels_s(program, self._prices.on(mesh), self._options) for mesh in self._meshes]
+        return Amount(np.array(kernels_s), stored_bytes)
 
-    def _kernels_s(self, program: Program, mesh: LogicalMesh) -> float:
-        prices, lookups = self._prices.on(mesh), self._options.lookups
-        tables = [prices.table(shape, lookups, InPieces()) for shape in program.shapes]
-        return fastest_kernels_s(program.groups, tables)
+
+def least_kernels_s(program: Program, prices: MeshPrices, options: PlanOptions) -> float:
+    """What the kernels of a program take on one device, each in the choice that makes it the fastest.
+
+    Args:
+      program: The program. prices: Of its operations on a mesh; what is found is added. options: As for `plan`.
+    """
+    return fastest_kernels_s(program.groups, [prices.table(s, options.lookups, InPieces()) for s in program.shapes])
 
 
 def _fewer(run: LayerRun) -> int:

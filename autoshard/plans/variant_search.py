@@ -3,8 +3,8 @@
 Each form is a program of its own, planned with the best plan so far to beat. In each number of micro-batches those come
 first whose kernels take least of all that may fit the memory, as `form_bounds.py` tells without tracing them; then, in
 the best number, policies that are the same for all layers, and the step as it is written. The search ends where a plan
-is as fast as keeping everything would be in unlimited memory; where layers have loops with products, as any of these
-policies would be, since these can be faster there.
+is as fast as keeping everything would be in unlimited memory; where layers have loops with products, or kernels take
+less in another policy, as any of these policies would be.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
 where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain; in
@@ -180,9 +180,10 @@ def _search_forms(tries: Tries, space: Space) -> str:
         tries.bounds = forms.bounds
         tries.take(forms.policy(Keep.ALL, first), first)
     tries.bounds = forms.bounds
-    tries.reach_s = _reach_s(tries, forms)
+    tries.reach_s = _reach_s(tries, forms, space.is_asked)
     if tries.is_settled:
-        return forms.note or "Keeping everything fits the memory, and no more memory would make it faster."
+        share = f"by more than {tries.enough:.0%}" if tries.enough >= WORTH else "by more than the wanted gap"
+        return forms.note or f"Keeping everything fits the memory, and no more memory would make it faster {share}."
     if tries.bounds is None:
         _cut_further(tries, space)
     else:
@@ -335,16 +336,17 @@ def _is_hopeless(kept: Attempt, stop: StopRequest) -> bool:
     return Form(kept.variant, kept.step, kept.posed).ruled_out(stop) is not None
 
 
-def _reach_s(tries: Tries, forms: _Forms) -> float | None:
-    """No form takes less, whatever the memory: none less than one that keeps everything, unless layers have loops, and
-    micro-batches only add to that."""
-    kept = tries.all[-1]
+def _reach_s(tries: Tries, forms: _Forms, is_asked: bool) -> float | None:
+    """No form takes less, whatever the memory: none less than one that keeps everything, unless layers have loops or
+    other kernels take less, and micro-batches only add to that."""
+    kept, bounds = tries.all[-1], forms.bounds
     if not isinstance(kept, Attempt):
-        return None if forms.bounds is None else forms.bounds.least_s
+        return None if bounds is None else bounds.least_s
     reach_s = _kept_reach_s(kept, tries.stop)
-    if reach_s is None or forms.bounds is None or not forms.has_loops:
+    if reach_s is None or bounds is None:
         return reach_s
-    return min(reach_s, forms.bounds.least_s)
+    may_be_faster = forms.has_loops or is_asked and bounds.least_s < bounds.kernels_s(bounds.uniform(Keep.ALL))
+    return min(reach_s, bounds.least_s) if may_be_faster else reach_s
 
 
 def _kept_reach_s(kept: Attempt, stop: StopRequest) -> float | None:

@@ -19,24 +19,32 @@ def compared_subtitle(found: ComparisonFile | StagedComparisonFile) -> str:
     return f"{found.title} on cluster {found.cluster}: {found.num_devices} x {found.device}"
 
 
-def _verdict(own_s: float | None, others: list[tuple[str, float]]) -> Paragraph:
+def _verdict(own_s: float | None, others: list[tuple[str, float]], form: str = "") -> Paragraph:
     if own_s is None or not others:
         return Paragraph("There is nothing that fits to compare with.")
     name, step_s = min(others, key=lambda o: o[1])
-    less = 1 - own_s / step_s if step_s else 0.0
+    saved = 1 - own_s / step_s if step_s else 0.0
+    difference = f"{saved:.1%} less time." if saved >= 0 else f"{-saved:.1%} more time."
     return Paragraph(
         f"autoshard's plan takes {seconds(own_s)} a step, the best other that fits ({name}) {seconds(step_s)}: "
-        f"{less:.1%} less time."
+        + difference
+        + (f" Its layers keep for the backward pass: {form}." if form else "")
     )
+
+
+def _named(c: ComparedPlan, own: ComparedPlan) -> str:
+    """A contender, and in which form of the step it is shown."""
+    return c.name if c is own or not c.form else f"{c.name}, {c.form} recomputed"
 
 
 def _strategies(found: ComparisonFile) -> tuple[Part, ...]:
     own, *others = found.contenders
     ranked = [own, *sorted(others, key=lambda c: (not c.fits, c.step_s is None, c.step_s or 0.0))]
     planned = [c for c in ranked if c.step_s is not None]
-    names = [c.name if c.fits else f"{c.name} (too large)" for c in planned]
+    names = [_named(c, own) + ("" if c.fits else " (too large)") for c in planned]
     times = [{"computation": c.compute_s or 0.0, **_exposed(c)} for c in planned]
-    parts: list[Part] = [_verdict(own.step_s, [(c.name, c.step_s) for c in others if c.fits and c.step_s is not None])]
+    fitting = [(_named(c, own), c.step_s) for c in others if c.fits and c.step_s is not None]
+    parts: list[Part] = [_verdict(own.step_s, fitting, own.form)]
     if planned:
         model, legend = time_bars(names, times, TIME)
         parts.append(Figure("compared-time", "Predicted time of one step", model, legend))
@@ -45,7 +53,7 @@ def _strategies(found: ComparisonFile) -> tuple[Part, ...]:
     text = lambda value, form: "-" if value is None else form(value)
     rows = tuple(
         (
-            c.name,
+            _named(c, own),
             ", ".join(f"{a}={n}" for a, n in c.mesh.items()) or "-",
             text(c.step_s, seconds),
             text(c.relative_step, lambda r: f"{r:.3g} x"),

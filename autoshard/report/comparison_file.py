@@ -27,6 +27,7 @@ class ComparedPlan(_Part):
     """One contender; figures are None where it has no plan."""
 
     name: str
+    form: str = ""
     fits: bool
     reason: str = ""
     mesh: dict[str, int] = {}

@@ -1,6 +1,7 @@
 """A comparison holds the plan and every strategy, with figures that add up, as data, as a table and as a picture."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import signal
@@ -9,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from typer.testing import CliRunner
 
@@ -19,6 +21,8 @@ from autoshard.comparison.comparison import COLUMNS, Comparison, cells, ranked, 
 from autoshard.comparison.picture import page, write_picture
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.printing import amount, seconds
+from autoshard.strategies.hand_written import hand_written
+from autoshard.strategies.make import prepare_subject, try_baseline
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SETTINGS = {"cluster": CONFIGS / "clusters" / "cpux8.yaml", "donate_argnums": 0}
@@ -106,7 +110,7 @@ def test_what_cannot_be_written_down_is_told():
     assert found.best_other is None and "None of the strategies fits" in verdict(found)
     text = str(found)
     assert text.startswith("twelve on cluster `cpux8`") and "no plan" in text and f"ddp: {ddp.reason[:60]}" in text
-    assert json.loads(found.json())["contenders"][1] == {"name": "ddp", "fits": False, "reason": ddp.reason}
+    assert json.loads(found.json())["contenders"][1] == {"name": "ddp", "form": "", "fits": False, "reason": ddp.reason}
 
 
 def test_nothing_fits():
@@ -130,6 +134,83 @@ def test_ctrl_c_keeps_what_is_there():
     assert sent and own.plan is not None and ddp.plan is not None
     assert zero2.plan is None and zero2.reason == "Not tried: stopped."
     assert "stopped" in str(found)
+
+
+def layer(weights, x):
+    """One layer of two products; recomputing what lies between takes time."""
+    return x + jnp.tanh(x @ weights["up"]) @ weights["down"]
+
+
+def loss_of_layers(params, batch):
+    """The loss of four layers, each checkpointed."""
+    return jnp.mean((functools.reduce(lambda x, w: jax.checkpoint(layer)(w, x), params, batch) - 1.0) ** 2)
+
+
+TRAIN_STEP = autoshard.TrainStep(loss_of_layers, optax.adam(1e-3))
+
+
+def layered_arguments():
+    """State and batch of `TRAIN_STEP`, by shape: activations of a megabyte beside weights of 256 kB."""
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    return jax.eval_shape(TRAIN_STEP.init, [{"up": f32(64, 512), "down": f32(512, 64)}] * 4), f32(4096, 64)
+
+
+@pytest.mark.parametrize("budget_bytes", [1e9, 1.3e7, 9e6])
+def test_strategies_have_the_best_of_the_usual_forms(budget_bytes):
+    """Each has the form whose plan is the fastest of those that fit, as each form planned by itself tells; and the
+    plan, whose form is searched, is no slower than any, but for its gap."""
+    settings = {"mesh": {"data": 8}, "memory_budget_bytes": budget_bytes, **SETTINGS}
+    strategies = (Strategy(DataRule.DDP), Strategy(DataRule.ZERO3))
+    asked = {"options": autoshard.PlanOptions(remat="search", micro_batches="as_written")}
+    found = autoshard.compare(TRAIN_STEP, *layered_arguments(), strategies=strategies, **asked, **settings)
+    forms = hand_written(TRAIN_STEP, *layered_arguments())
+    assert [form.recomputed for form in forms] == ["nothing", "all but dots", "all", "as written"]
+    subjects = {form.recomputed: prepare_subject(form.fn, *layered_arguments(), **settings) for form in forms}
+    for strategy, contender in zip(strategies, found.contenders[1:], strict=True):
+        alone = {name: try_baseline(strategy, subject, **settings) for name, subject in subjects.items()}
+        fitting = {name: o.plan.estimate.step_s for name, o in alone.items() if o.fits}
+        assert contender.fits == bool(fitting)
+        if fitting:
+            assert contender.step_s == pytest.approx(min(fitting.values()), rel=2e-3)
+            assert contender.step_s == pytest.approx(fitting[contender.form], rel=2e-3)
+            assert contender.step_s >= found.own.plan.certificate.bound * (1 - 1e-9)
+        else:
+            assert contender.plan is None or not contender.fits
+    assert found.own.fits and found.own.form == str(found.own.plan.choice)
+
+
+def test_forms_are_told():
+    settings = {"mesh": {"data": 8}, **SETTINGS}
+    found = autoshard.compare(TRAIN_STEP, *layered_arguments(), strategies=(Strategy(DataRule.ZERO3),), **settings)
+    (line,) = [l for l in found.text().splitlines() if l.startswith("zero3")]
+    assert line.split()[:2] == ["zero3", "nothing"] and "recomputed" in found.text().splitlines()[1]
+    assert "zero3, nothing recomputed" in verdict(found)
+    assert "keep for the backward pass: all in all 4 layers" in verdict(found)
+    assert [c["form"] for c in json.loads(found.json())["contenders"]] == ["all in all 4 layers", "nothing"]
+    assert "<th>recomputed</th>" in page(found) and "zero3, nothing recomputed" in page(found)
+
+
+def test_a_plan_whose_form_was_chosen_is_compared_alike():
+    settings = {"mesh": {"data": 8}, **SETTINGS}
+    plan = autoshard.plan(TRAIN_STEP, *layered_arguments(), **settings)
+    strategies = (Strategy(DataRule.ZERO3),)
+    found = plan.compare(TRAIN_STEP, strategies=strategies, **settings)
+    alike = autoshard.compare(TRAIN_STEP, *layered_arguments(), strategies=strategies, **settings)
+    shown = lambda comparison: [(c.name, c.form, c.step_s) for c in comparison.contenders]
+    assert shown(found) == shown(alike) and found.contenders[1].form == "nothing"
+
+
+def test_a_step_that_is_left_as_it_is_has_one_form():
+    options = autoshard.PlanOptions(remat="as_written", micro_batches="as_written")
+    found = autoshard.compare(
+        TRAIN_STEP,
+        *layered_arguments(),
+        strategies=(Strategy(DataRule.ZERO3),),
+        mesh={"data": 8},
+        options=options,
+        **SETTINGS,
+    )
+    assert not found.has_forms and "recomputed" not in found.text()
 
 
 def test_json_holds_the_figures(comparison):

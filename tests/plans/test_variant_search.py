@@ -196,6 +196,19 @@ def test_enough_memory_ends_the_search_at_once_even_where_the_program_is_checkpo
     )
 
 
+def test_recomputing_is_chosen_in_any_memory_where_kernels_take_less():
+    """The parts of a gelu that are kept are written and read; all of them follow from the product before."""
+    gelu = lambda x, w: x + jax.nn.gelu(x @ w["up"]) @ w["down"]
+    step = TrainStep(loss_of(gelu), optax.adam(1e-3))
+    state = jax.eval_shape(step.init, [{"up": jnp.zeros((256, 1024)), "down": jnp.zeros((1024, 256))}] * LAYERS)
+    batch = {k: jax.ShapeDtypeStruct((4096, 256), jnp.float32) for k in "xy"}
+    request = {"cluster": CLUSTER, "mesh": {"data": 8}, "donate_argnums": 0, "memory_budget_bytes": math.inf}
+    plan = autoshard.plan(step, state, batch, options=SEARCH, **request)
+    assert plan.choice.variant.policy == uniform(layers_of(step, state, batch).runs, Keep.WEIGHT_PRODUCTS)
+    kept = next(c for c in plan.choice.candidates if c.variant.startswith("all in all"))
+    assert plan.estimate.step_s < kept.step_s and plan.certificate.bound < kept.bound_s
+
+
 def attention_in_blocks(x, w):
     """Blocks of queries one after another, each computed again in the backward pass with its softmax."""
     q, k, v = (x @ w[name] for name in "qkv")

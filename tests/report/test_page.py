@@ -173,8 +173,8 @@ def test_a_run_shows_its_generations_losses_and_events(run_folder):
 def test_comparisons_are_read_back(gpt, staged, tmp_path):
     slower = dataclasses.replace(gpt, estimate=dataclasses.replace(gpt.estimate, step_s=2 * gpt.estimate.step_s))
     contenders = (
-        Contender("autoshard", gpt, True),
-        Contender("zero3", slower, True),
+        Contender("autoshard", gpt, True, form="all in all 2 layers"),
+        Contender("zero3", slower, True, form="all"),
         Contender("ddp", None, False, "too large"),
     )
     found = Comparison("gpt", "h100x16", "H100", 16, 4e9, contenders)
@@ -183,7 +183,8 @@ def test_comparisons_are_read_back(gpt, staged, tmp_path):
     read = read_comparison(path)
     assert [c.step_s for c in read.contenders] == [gpt.estimate.step_s, slower.estimate.step_s, None]
     verdict, time, memory, table = compared_parts(read)
-    assert "50.0% less time" in verdict.text and "zero3" in verdict.text
+    assert "50.0% less time" in verdict.text and "zero3, all recomputed" in verdict.text
+    assert "all in all 2 layers" in verdict.text
     assert len(time.model.y_range.factors) == len(memory.model.y_range.factors) == 2 and len(table.rows) == 3
     path.write_text(compare_forms(staged, "gpt").json())
     (named,) = read_material(path)
