@@ -24,7 +24,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from by_hand.policies import POLICIES
 from gpu_steps import line, random_arrays, reserved_bytes, timed, tried
 
 import autoshard
@@ -35,6 +34,7 @@ from autoshard.errors import MemoryBudgetError
 from autoshard.plans.step_variant import StepVariant
 from autoshard.remat.policy import uniform
 from autoshard.remat.rewrite import layers_of
+from autoshard.strategies.hand_written import POLICIES
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
@@ -130,7 +130,7 @@ def by_hand(name: str, cluster: Cluster) -> Iterator[Row]:
     """Every policy in the fewest micro-batches that are predicted to fit."""
     program = PROGRAMS[name]
     step, args, _ = program.loaded()
-    for policy in POLICIES:
+    for policy in map(str, POLICIES):
         for count in (c for c in MICRO_BATCHES if program.batch % c == 0):
             own = in_form(step, args, policy, program.batch, count)
             try:
@@ -144,7 +144,8 @@ def by_hand(name: str, cluster: Cluster) -> Iterator[Row]:
 def in_form(step: TrainStep, args: tuple[Any, ...], policy: str, batch: int, count: int) -> TrainStep:
     """The step with a policy in all layers, in micro-batches."""
     parts = (batch // count,) * count if count > 1 else None
-    return StepVariant(uniform(layers_of(step, *args).runs, POLICIES[policy]), parts).of(step)
+    (keep,) = [p.keep for p in POLICIES if str(p) == policy]
+    return StepVariant(uniform(layers_of(step, *args).runs, keep), parts).of(step)
 
 
 def _row(name: str, way: str, form: str, count: int, plan: Plan) -> Row:
@@ -204,7 +205,7 @@ def measure(folder: pathlib.Path, limit_s: float) -> None:
 def read(folder: pathlib.Path) -> list[Row]:
     """The rows that are there, by program, as they were made."""
     rows = [Row(**json.loads(path.read_text())) for path in folder.glob("*.json")]
-    ways = (PLANNED, *POLICIES)
+    ways = (PLANNED, *map(str, POLICIES))
     return sorted(rows, key=lambda row: (list(PROGRAMS).index(row.program), ways.index(row.way)))
 
 

@@ -37,7 +37,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import yaml
-from by_hand.policies import POLICIES
 
 import autoshard
 from autoshard import PlanOptions, baselines
@@ -46,6 +45,7 @@ from autoshard.errors import AutoshardError, MemoryBudgetError, NotFasterError
 from autoshard.plans.step_variant import StepVariant
 from autoshard.remat.policy import Keep, uniform
 from autoshard.remat.rewrite import layers_of
+from autoshard.strategies.hand_written import POLICIES
 from autoshard.train.config import load_config
 from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
@@ -116,10 +116,10 @@ def gains(config: str, device_gb: float) -> Row:
     step, args = loaded(config, [f"data.batch_size={batch_size}", "optimizer.num_micro_batches=1"])
     case, budget_bytes = f"{config}, {device_gb:g} GB, {batch_size} examples", 0.9 * device_gb * 1e9
     settings = {"cluster": cluster, "donate_argnums": 0, "memory_budget_bytes": budget_bytes}
-    runs = layers_of(step, *args).runs
+    layers = layers_of(step, *args)
     best, settled = ByHand(), set()
-    for policy, keep in POLICIES.items():
-        own = by_hand(StepVariant(uniform(runs, keep)).of(step), args, settings, best.step_s, settled)
+    for policy in POLICIES:
+        own = by_hand(policy.of(step, layers), args, settings, best.step_s, settled)
         best = ByHand(f"{own.name}, {policy}", own.step_s) if own.name else best
     row = Row("gains", case, "none", by_hand=best.name, by_hand_s=best.shown_s, budget_bytes=budget_bytes)
     try:

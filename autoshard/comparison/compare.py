@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from jax.sharding import PartitionSpec
 
 from autoshard.comparison.comparison import Comparison, Contender
-from autoshard.errors import SolverError
+from autoshard.errors import AutoshardError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.planner.mesh_prices import PricesOfMeshes
 from autoshard.plans.form_bounds import least_kernels_s
@@ -18,7 +18,7 @@ from autoshard.plans.make import budget_of, homogeneous_slice, plan_program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.strategies.hand_written import HandWritten
-from autoshard.strategies.make import Settings, Subject, prepare_subject, suited, try_baseline
+from autoshard.strategies.make import Settings, Subject, plan_baseline, prepare_subject, suited, try_baseline
 from autoshard.strategies.strategies import Strategy
 
 NAME = "autoshard"
@@ -53,7 +53,7 @@ def compare_program(
             contenders = [Contender(NAME, own, fits(own.estimate, limit), reason, form)]
         shaped = _by_kernels(forms, *args, **settings) or (_Shaped("", subject),)
         for strategy in suited(subject) if strategies is None else strategies:
-            contenders.append(_strategy(strategy, shaped, settings, options, stop))
+            contenders.append(_strategy(strategy, shaped, limit, settings, options, stop))
     return Comparison(
         title or getattr(fn, "__name__", "the function"),
         subject.cluster.name,
@@ -71,10 +71,12 @@ class _Shaped:
     Attributes:
       recomputed: What its layers compute again; empty where there is one form only.
       subject: What is planned.
+      kernels_s: What its kernels take on one device, each as fast as a single mesh axis makes it, or the given mesh.
     """
 
     recomputed: str
     subject: Subject
+    kernels_s: float = 0.0
 
 
 def _by_kernels(forms: Sequence[HandWritten], *args: Any, **settings: Unpack[Settings]) -> tuple[_Shaped, ...]:
@@ -86,36 +88,58 @@ def _by_kernels(forms: Sequence[HandWritten], *args: Any, **settings: Unpack[Set
         axes = settings.get("mesh") or {"data": hardware.num_devices}
         mesh = logical_meshes(subject.traced.graph, hardware, axes, None, options)[0]
         kernels_s = least_kernels_s(subject.program, prices.on(mesh), options)
-        by_s.setdefault(kernels_s, _Shaped(form.recomputed, subject))
+        by_s.setdefault(kernels_s, _Shaped(form.recomputed, subject, kernels_s))
     return tuple(by_s[kernels_s] for kernels_s in sorted(by_s))
 
 
 def _strategy(
-    strategy: Strategy, forms: Sequence[_Shaped], settings: Settings, options: PlanOptions, stop: StopRequest
+    strategy: Strategy,
+    forms: Sequence[_Shaped],
+    limit_bytes: float,
+    settings: Settings,
+    options: PlanOptions,
+    stop: StopRequest,
 ) -> Contender:
-    """A strategy's plan in the form that is fastest for it, or why there is none.
-
-    Forms whose kernels take longer are not faster in any memory, so that none is tried behind one whose plan would be
-    no faster with more memory.
-    """
-    best, to_beat_s = Contender(strategy.name, None, False, "Not tried: stopped."), math.inf
-    for form in forms:
+    """A strategy's plan in the form that is fastest for it, or why there is none."""
+    untried = Contender(strategy.name, None, False, "Not tried: stopped.")
+    if stop.requested:
+        return untried
+    try:
+        if len(forms) > 1 and (found := _in_best_form(strategy, forms, limit_bytes, settings, options, stop)):
+            return found
         if stop.requested:
+            return untried
+        leanest = forms[-1]
+        outcome = try_baseline(strategy, leanest.subject, **_told(settings, options, strategy.name))
+    except KeyboardInterrupt:  # stopped before anything was found
+        if stop.is_urgent:
+            raise
+        return untried
+    return Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason, leanest.recomputed)
+
+
+def _in_best_form(
+    strategy: Strategy,
+    forms: Sequence[_Shaped],
+    limit_bytes: float,
+    settings: Settings,
+    options: PlanOptions,
+    stop: StopRequest,
+) -> Contender | None:
+    """The fastest plan of a strategy that fits in any form; None where none does. A form is passed over whose kernels
+    alone take as long as the best plan so far."""
+    options, best, cost_s = dataclasses.replace(options, least_memory_s=0.0), None, math.inf
+    for form in forms:
+        if stop.requested or form.kernels_s >= cost_s:
             break
-        named = f"{strategy.name}, {form.recomputed} recomputed" if form.recomputed else strategy.name
+        told = _told(settings, options, f"{strategy.name}, {form.recomputed} recomputed")
         try:
-            outcome = try_baseline(strategy, form.subject, to_beat_s, **_told(settings, options, named))
-        except KeyboardInterrupt:  # stopped before anything was found
-            if stop.is_urgent:
-                raise
-            break
-        found = Contender(strategy.name, outcome.plan, outcome.fits, outcome.reason, form.recomputed)
-        if not best.fits or found.fits and found.step_s < best.step_s:
-            best = found
-        if outcome.is_unlimited:
-            break
-        if outcome.fits and outcome.plan is not None:
-            to_beat_s = min(to_beat_s, outcome.plan.certificate.objective)
+            plan = plan_baseline(strategy, form.subject, to_beat_s=cost_s, **told)
+        except AutoshardError:  # what does not fit in any form is told of the last
+            continue
+        if fits(plan.estimate, limit_bytes) and (best is None or plan.estimate.step_s < best.step_s):
+            best = Contender(strategy.name, plan, True, form=form.recomputed)
+            cost_s = min(cost_s, plan.certificate.objective)
     return best
 
 

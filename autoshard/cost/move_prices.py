@@ -19,6 +19,9 @@ from autoshard.graph.layout import WHOLE, Layout
 _PROBE_BYTES = 1e9
 """Any size: prices are linear in it."""
 
+_INT64_END = 2**63
+"""What an int64 is less than."""
+
 
 class MovePrices:
     """Prices of moves on one mesh; patterns already seen are remembered."""
@@ -138,9 +141,11 @@ def _seconds(moves: Sequence[tuple[_Price, ...]], size_bytes: float, joining: Jo
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The distinct rows, and which of them each row is."""
-    numbers = np.zeros(len(rows), np.int64)
+    numbers, end = np.zeros(len(rows), np.int64), 1
     for column in rows.T:
-        numbers = numbers * (int(column.max()) + 2) + (column + 1)
-        numbers = np.unique(numbers, return_inverse=True)[1]
+        width = int(column.max()) + 2
+        if end * width > _INT64_END:
+            numbers, end = np.unique(numbers, return_inverse=True)[1], len(rows)
+        numbers, end = numbers * width + (column + 1), end * width
     _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     return rows[first], inverse

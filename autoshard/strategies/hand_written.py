@@ -11,7 +11,7 @@ from typing import Any
 
 from autoshard.plans.step_variant import StepVariant
 from autoshard.remat.policy import Keep, uniform
-from autoshard.remat.rewrite import layers_of
+from autoshard.remat.rewrite import Layers, layers_of
 from autoshard.train_step import TrainStep
 
 AS_WRITTEN = "as written"
@@ -29,6 +29,13 @@ class UniformPolicy:
 
     recomputed: str
     keep: Keep
+
+    def __str__(self) -> str:
+        return f"{self.recomputed} recomputed"
+
+    def of(self, step: TrainStep, layers: Layers) -> TrainStep:
+        """A step whose layers all follow it."""
+        return StepVariant(uniform(layers.runs, self.keep)).of(step)
 
 
 POLICIES = (
@@ -64,5 +71,5 @@ def hand_written(step: TrainStep, state: Any, batch: Any) -> tuple[HandWritten, 
     layers, as_written = layers_of(step, state, batch), HandWritten(AS_WRITTEN, step)
     if not layers.runs:
         return (as_written,)
-    forms = tuple(HandWritten(p.recomputed, StepVariant(uniform(layers.runs, p.keep)).of(step)) for p in POLICIES)
+    forms = tuple(HandWritten(policy.recomputed, policy.of(step, layers)) for policy in POLICIES)
     return (*forms, as_written) if layers.has_checkpoints else forms

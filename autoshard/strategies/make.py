@@ -58,14 +58,12 @@ class Outcome:
         `estimate.peak_bytes` tells what it would need. None if there is no plan at all.
       fits: Whether the plan keeps to the memory limit.
       reason: Why there is no plan, or why it does not fit; empty otherwise.
-      is_unlimited: Whether the plan would be no faster with more memory.
     """
 
     strategy: Strategy
     plan: ProgramPlan | None
     fits: bool
     reason: str = ""
-    is_unlimited: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,24 +109,22 @@ def prepare_subject(fn: Callable[..., Any], *args: Any, **settings: Unpack[Setti
     return Subject(traced, program, roles_of(program, batch), cluster, donated)
 
 
-def try_baseline(
-    strategy: Strategy, subject: Subject, to_beat_s: float = math.inf, **settings: Unpack[Settings]
-) -> Outcome:
-    """Plans one strategy, also where it exceeds the memory; see `Outcome`. There is no plan that costs `to_beat_s`."""
+def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settings]) -> Outcome:
+    """Plans one strategy, also where it exceeds the memory; see `Outcome`."""
     options = dataclasses.replace(settings.get("options") or PlanOptions(), least_memory_s=0.0)
     settings = {**settings, "options": options}
     unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
     try:
-        plan = plan_baseline(strategy, subject, to_beat_s=to_beat_s, **unlimited)
+        plan = plan_baseline(strategy, subject, **unlimited)
     except AutoshardError as error:
         return Outcome(strategy, None, False, str(error))
     limit = settings.get("memory_budget_bytes")
     if limit is None:
         limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - options.memory_reserve)
     if fits(plan.estimate, limit):
-        return Outcome(strategy, plan, True, is_unlimited=True)
+        return Outcome(strategy, plan, True)
     try:
-        plan = plan_baseline(strategy, subject, to_beat_s=to_beat_s, **settings)
+        plan = plan_baseline(strategy, subject, **settings)
     except AutoshardError as error:
         return Outcome(strategy, plan, False, str(error))
     reason = excess(plan.estimate, limit)

@@ -93,24 +93,30 @@ def minimised(network: Network, unary: np.ndarray, sides: list[tuple[np.ndarray,
 
 def _compact(classes: np.ndarray, layers: list[np.ndarray], axis: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Drops classes that no label has."""
-    present, renamed = np.unique(classes, return_inverse=True)
-    if len(present) == layers[0].shape[axis]:
+    is_present = np.bincount(classes, minlength=layers[0].shape[axis]) > 0
+    if is_present.all():
         return classes, layers
-    return renamed, [np.take(layer, present, axis=axis) for layer in layers]
+    renamed = np.cumsum(is_present) - 1
+    return renamed[classes], [np.compress(is_present, layer, axis=axis) for layer in layers]
 
 
 def _merge_equal(classes: np.ndarray, layers: list[np.ndarray], axis: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """Makes one class of classes with equal lines in all layers."""
-    lines = [layer if axis == 0 else layer.T for layer in layers]
+    contents = zip(*(_line_bytes(layer if axis == 0 else layer.T) for layer in layers), strict=True)
     first: dict[tuple[bytes, ...], int] = {}
     kept: list[int] = []
-    renaming = np.empty(layers[0].shape[axis], np.int64)
-    for line in range(len(renaming)):
-        content = tuple((layer[line] + 0.0).tobytes() for layer in lines)
+    renaming: list[int] = []
+    for line, content in enumerate(contents):
         if content not in first:
             first[content] = len(kept)
             kept.append(line)
-        renaming[line] = first[content]
+        renaming.append(first[content])
     if len(kept) == len(renaming):
         return classes, layers
-    return renaming[classes], [np.take(layer, kept, axis=axis) for layer in layers]
+    return np.array(renaming)[classes], [np.take(layer, kept, axis=axis) for layer in layers]
+
+
+def _line_bytes(layer: np.ndarray) -> list[bytes]:
+    """The bytes of each row; of equal numbers they are equal, 0.0 and -0.0 among them."""
+    content, step = (layer + 0.0).tobytes(), layer.shape[1] * layer.itemsize
+    return [content[line * step : (line + 1) * step] for line in range(len(layer))]
