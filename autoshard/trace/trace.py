@@ -20,6 +20,7 @@ from autoshard.trace.flatten import Flattener, TraceOptions
 from autoshard.trace.inline import late_calls_inlined
 from autoshard.trace.named_axes import with_axes_bound
 from autoshard.trace.operand_order import operands_ordered
+from autoshard.trace.references import references_discharged, refuse_references
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -187,7 +188,8 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     bare = jax.tree_util.tree_map(_bare, tuple(args))
     traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
     closed, out_shapes = with_axes_bound(traced_with, fn)
-    closed = late_calls_inlined(closed)
+    refuse_references(closed, argument_paths(fn, args))
+    closed = late_calls_inlined(references_discharged(closed))
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
     closed = operands_ordered(closed)
