@@ -43,6 +43,7 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys((*indexing.COMBINERS, "scatter", "scatter-sub"), indexing.scatter),
     **dict.fromkeys(by_shards.SPECIAL_FUNCTIONS, by_shards.special_function),
     **dict.fromkeys(("approx_top_k", "top_k"), by_shards.top_k),
+    **dict.fromkeys(linear_algebra.FACTORISATIONS, linear_algebra.factorisation),
     **dict.fromkeys(attention.FUSED, attention.fused),
     **dict.fromkeys(attention.FUSED_FP8, rigid.replicated),
     **dict.fromkeys(rigid.LIGHT, rigid.light),

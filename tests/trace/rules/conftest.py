@@ -232,6 +232,13 @@ CATALOGUE = [
             f(8, 4, 4),
             f(8, 4, 2),
         ),
+        ("eigh", "eigh", lambda x: lax.linalg.eigh(x), f(8, 4, 4)),
+        ("hessenberg", "hessenberg", lax.linalg.hessenberg, f(8, 4, 4)),
+        ("lu", "lu", lax.linalg.lu, f(8, 4, 4)),
+        ("qr", "qr", lambda x: lax.linalg.qr(x), f(8, 6, 4)),
+        ("reflections", "householder_product", lax.linalg.householder_product, f(8, 6, 4), f(8, 4)),
+        ("svd", "svd", lambda x: lax.linalg.svd(x), f(8, 6, 4)),
+        ("tridiagonal", "tridiagonal", lambda x: lax.linalg.tridiagonal(x), f(8, 4, 4)),
         # by shards
         ("fft", "fft", jnp.fft.fft, c(8, 4)),
         ("fft_planes", "fft", jnp.fft.rfft2, f(8, 16, 4)),
@@ -264,8 +271,7 @@ FALLBACK = [
     Example(name, primitive, function, tuple(avals))
     for name, primitive, function, *avals in [
         ("ragged_dot", "ragged_dot_general", lax.ragged_dot, f(16, 8), f(4, 8, 16), i(4)),
-        ("lu", "lu", lax.linalg.lu, f(8, 4, 4)),
-        ("qr", "qr", lambda x: lax.linalg.qr(x), f(8, 6, 4)),
+        ("tridiagonal_solve", "tridiagonal_solve", lax.linalg.tridiagonal_solve, *[f(8, 4)] * 3, f(8, 4, 2)),
         ("composite_sum", "composite", lax.composite(lambda x: jnp.sin(x).sum(0), name="test.sum"), X),
         ("composite_softmax", "composite", lax.composite(softmax, name="test.softmax"), X),
         ("composite_merge", "composite", lax.composite(flat_increment, name="test.merge"), X),

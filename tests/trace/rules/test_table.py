@@ -52,6 +52,21 @@ def test_convolution_flops():
     assert dilated.flops == 2 * (2 * 6 * 15 * 15) * (3 * 5 * 5) / 4
 
 
+def test_factorisations_count_the_cubes_of_their_sides():
+    n, m, square = 6, 10, f(3, 6, 6)
+    of = lambda function, aval: last_rule(function, aval).flops / 3
+    assert of(lax.linalg.lu, square) == pytest.approx(2 / 3 * n**3)
+    assert of(lambda x: lax.linalg.eigh(x), square) == 9 * n**3
+    assert of(lambda x: lax.linalg.qr(x, full_matrices=False), f(3, m, n)) == pytest.approx(4 * n**2 * (m - n / 3))
+    full = 2 * n**2 * (m - n / 3) + 4 * (m**2 * n - m * n**2 + n**3 / 3)
+    assert of(lambda x: lax.linalg.qr(x, full_matrices=True), f(3, m, n)) == pytest.approx(full)
+    values = lambda x: lax.linalg.svd(x, compute_uv=False)
+    assert of(values, f(3, n, m)) == of(values, f(3, m, n)) == pytest.approx(4 * m * n**2 - 4 / 3 * n**3)
+    assert of(lambda x: lax.linalg.svd(x, full_matrices=False), f(3, m, n)) == 14 * m * n**2 + 8 * n**3
+    schur = lambda has_vectors: lambda x: lax.linalg.schur(x, compute_schur_vectors=has_vectors)
+    assert last_rule(schur(True), f(n, n)).flops == 2.5 * last_rule(schur(False), f(n, n)).flops == 25 * n**3
+
+
 def test_the_channels_of_a_convolution_and_of_its_gradients():
     """Of 3 channels to 6 features. They are the images of the gradient of the kernel; that of the image has 6."""
     x, k = f(2, 3, 8, 8), f(6, 3, 5, 5)
