@@ -16,12 +16,13 @@ import jax.extend.core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from autoshard.execution.exchanged import exchanged
+from autoshard.execution.extreme_places import extreme_place
 from autoshard.execution.in_pieces import in_pieces
 from autoshard.execution.row_major import row_major
 from autoshard.execution.scattered_sums import sum_over
 from autoshard.execution.two_stage_sums import sum_in_stages
 from autoshard.graph.equation_plan import SCATTERING, EquationPlan, ProductPieces
-from autoshard.graph.graph import Dims, FactorRule
+from autoshard.graph.graph import PLACES, Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules.leaf import leaf_of
 from autoshard.trace.rules.table import BY_SHARDS, table_rule
@@ -73,7 +74,7 @@ def run_by_shards(
         for axis in axes
         if axis not in sent
     )
-    params = _local_params(equation, rule, ways)
+    params, is_place = _local_params(equation, rule, ways), equation.primitive.name in PLACES
 
     def local(*given: Any) -> list[Any]:
         shards, behind = given[: len(operands)], given[len(operands) :]
@@ -85,6 +86,8 @@ def run_by_shards(
             results = [exchanged(equation, shards, wanted.exchange, math.prod(mesh.shape[a] for a in sent), summed)]
         elif pieces is not None:
             results = [in_pieces(lambda pair: equation.primitive.bind(*pair, **params), shards, rule, pieces)]
+        elif is_place:
+            results = [extreme_place(equation, shards[0], summed)]
         elif wanted.sums_first:
             results = [sum_in_stages(equation, shards[0], wanted.sums_first)]
         else:
@@ -92,7 +95,7 @@ def run_by_shards(
             results = list(results) if equation.primitive.multiple_results else [results]
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
-        if summed:
+        if summed and not is_place:
             exchanges = wanted.exchanges_parts
             results = [sum_over(result, summed, wanted.scatters, mesh, exchanges) for result in results]
         return [*results, *behind]

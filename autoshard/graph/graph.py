@@ -48,6 +48,11 @@ class Value:
         return math.prod(self.shape) * self.itemsize_bytes
 
 
+PLACES = frozenset({"argmax", "argmin"})
+"""Reductions to the place of the largest or least element: two places are compared by the elements there, so that these
+are sent, too."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Factor:
     """One index of an iteration space.
@@ -55,7 +60,7 @@ class Factor:
     Attributes:
       size: Extent of the index.
       reduction: None if every result carries the factor; otherwise how partial results combine
-        (`add`, `max`, `min`, `mul`, `and`, `or`).
+        (`add`, `max`, `min`, `mul`, `and`, `or`; of places in `PLACES`, by what lies there).
     """
 
     size: int

@@ -24,7 +24,7 @@ from autoshard.cost.compute import COLUMN_ROWS, MOST_ROWS, columns_s, flops_s, k
 from autoshard.cost.in_pieces import InPieces
 from autoshard.cost.lookups import MOST_KEYS, Exchange, Lookups, exchange_of, scattered
 from autoshard.cost.reshard import inner_dims, ordered_dims, out_of_order
-from autoshard.graph.graph import Dims, Factor, FixedLayout, LookUp
+from autoshard.graph.graph import PLACES, Dims, Factor, FixedLayout, LookUp
 from autoshard.graph.groups import Group
 from autoshard.graph.layout import (
     WHOLE,
@@ -503,7 +503,8 @@ def _resolve(
                 steps.append(sums.reduce_scatter(axes, left_bytes, inner_dims(extents)[dim], is_in_order, pace))
                 left_bytes /= math.prod(sizes[a] for a in axes)
             if reduced:
-                steps.append(sums.all_reduce(reduced, left_bytes, pace))
+                is_place = any(shape.factors[choice.assignment[a]].reduction in PLACES for a in reduced)
+                steps += [sums.all_reduce(reduced, left_bytes, pace)] * (2 if is_place else 1)
         split = [a for a, n in enumerate(sizes) if n > 1]
         if shifted := out_of_order(local[dims], _merge(local[dims], choice.scatter), split):
             steps.append(sums.permute(shifted, left_bytes, pace))

@@ -1,8 +1,8 @@
 """Programs that write into mutable references (`jax.new_ref`) become programs of values, as JAX makes them itself.
 
-A reference that is made inside a program is a name for a value that changes. When JAX lowers a program, it puts the value
-that a reference has there in place of each read and write; loops then carry it. A plan gives layouts to values, so here
-that is done when the program is traced. JAX has no public way, and what it calls itself is private.
+A reference that is made inside a program is a name for a value that changes. When JAX lowers a program, it puts the
+value that a reference has there in place of each read and write; loops then carry it. A plan gives layouts to values,
+so here that is done when the program is traced. JAX has no public way, and what it calls itself is private.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,9 @@ def refuse_references(closed: jex.ClosedJaxpr, names: Sequence[str]) -> None:
         taken.append("one that the function closes over")
     if taken:
         raise TraceError(
-            "A planned function takes arrays and returns new ones, since a plan moves them to other devices; received a "
-            f"mutable reference (`jax.new_ref`): {', '.join(taken[:3])}{' and others' if len(taken) > 3 else ''}. Pass "
-            "its value (`reference[...]`) and return the new one; references that are made inside of the function may "
-            "stay."
+            "A planned function takes arrays and returns new ones, since a plan moves them to other devices; received "
+            f"mutable references (`jax.new_ref`): {', '.join(taken)}. Pass the value of each (`reference[...]`) and "
+            "return the new one; references that are made inside of the function may stay."
         )
 
 

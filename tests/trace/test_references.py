@@ -54,7 +54,7 @@ def test_references_from_outside_are_refused():
         seen[...] += x
         return x
 
-    with pytest.raises(TraceError, match=r"argument `seen`.*Pass its value"):
+    with pytest.raises(TraceError, match=r"argument `seen`.*Pass the value"):
         trace(count, (outside, jnp.ones(8)))
     with pytest.raises(TraceError, match="closes over"):
         trace(lambda x: count(outside, x), (jnp.ones(8),))

@@ -29,8 +29,17 @@ def reduce_known(leaf: Leaf) -> FactorRule:
     return space.close((dims,), (_without(dims, axes),), flops=operand.size)
 
 
+def extreme_place(leaf: Leaf) -> FactorRule:
+    """`argmax` and `argmin`: each device finds the place of its own, and those of all are compared."""
+    (operand,) = leaf.operands
+    (axis,) = leaf.params["axes"]
+    space = IterationSpace()
+    dims = tuple(space.factor(size, leaf.name if i == axis else None) for i, size in enumerate(operand.shape))
+    return space.close((dims,), (_without(dims, (axis,)),), flops=operand.size, by_shards=True)
+
+
 def reduce_whole(leaf: Leaf) -> FactorRule:
-    """`argmax`, `argmin`, `reduce_xor` and `reduce` with any function: the dimensions that go must stay whole.
+    """`reduce_xor` and `reduce` with any function: the dimensions that go must stay whole.
 
     `reduce` takes n operands of one shape, then n scalars.
     """

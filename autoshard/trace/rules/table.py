@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from autoshard.graph.graph import FactorRule
+from autoshard.graph.graph import PLACES, FactorRule
 from autoshard.trace.rules import (
     attention,
     by_shards,
@@ -27,7 +27,8 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(elementwise.CONVERSION, elementwise.conversion),
     **dict.fromkeys(elementwise.PASS_THROUGH, elementwise.pass_through),
     **dict.fromkeys(reductions.COMBINERS, reductions.reduce_known),
-    **dict.fromkeys(("argmax", "argmin", "reduce", "reduce_xor"), reductions.reduce_whole),
+    **dict.fromkeys(PLACES, reductions.extreme_place),
+    **dict.fromkeys(("reduce", "reduce_xor"), reductions.reduce_whole),
     **dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"), reductions.cumulative),
     **dict.fromkeys(
         (
@@ -84,6 +85,7 @@ BY_SHARDS = frozenset(
         by_shards.special_function,
         by_shards.top_k,
         contractions.conv_general_dilated,
+        reductions.extreme_place,
     )
 )
 """The primitives whose rules may say `FactorRule.by_shards`."""

@@ -148,6 +148,9 @@ CATALOGUE = [
         ("reduce_xor", "reduce_xor", lambda x: lax.reduce_xor(x, (0,)), i(16, 8)),
         ("reduce_other", "reduce", lambda x: lax.reduce(x, 0.0, lambda p, q: p + 2 * q, (1,)), X),
         ("argmax", "argmax", lambda x: x.argmax(0), X),
+        ("argmin_of_ties", "argmin", lambda x: lax.argmin(x, 1, jnp.uint8), i(16, 8)),
+        ("argmax_of_bools", "argmax", lambda x: lax.argmax(x, 0, jnp.int32), b(16, 8)),
+        ("argmax_bf16", "argmax", lambda x: lax.argmax(x, 1, jnp.int32), bf(16, 8)),
         ("cumsum", "cumsum", lambda x: jnp.cumsum(x, 0), X),
         ("cumlogsumexp", "cumlogsumexp", lambda x: lax.cumlogsumexp(x, 1), X),
         ("sort", "sort", lambda x: jnp.sort(x, 0), X),
@@ -250,7 +253,8 @@ CATALOGUE = [
 
 PAIRED = frozenset(
     """attention conv embedding gather_columns gather_rows label_logits label_gradient scatter_add scatter_points
-    cache_rows conv_grouped conv_grouped_kernel_gradient update_row two_contracted reduce_min_all ragged_dot""".split()
+    cache_rows argmax argmin_of_ties conv_grouped conv_grouped_kernel_gradient update_row two_contracted reduce_min_all
+    ragged_dot""".split()
 )
 """Examples with factors of different kinds."""
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.execution.by_shards import rule_by_shards, run_by_shards
 from autoshard.graph.equation_plan import EquationPlan
-from autoshard.graph.graph import Dims, FactorRule
+from autoshard.graph.graph import PLACES, Dims, FactorRule
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.rules import rule_of
 from autoshard.trace.rules.shardy import function_of
@@ -72,7 +72,8 @@ def compiled(eqn, rule: FactorRule, ways: dict[int, int]):
 def check(eqn, rule: FactorRule, ways: dict[int, int], arrays, expected) -> None:
     program = compiled(eqn, rule, ways)
     collectives = COLLECTIVE.findall(program.as_text())
-    reductions = sum(rule.factors[factor].reduction is not None for factor in ways)
+    sums_of = lambda reduction: 0 if reduction is None else 2 if reduction in PLACES else 1  # the extreme, its place
+    reductions = sum(sums_of(rule.factors[factor].reduction) for factor in ways)
     assert set(collectives) <= {"all-reduce"}, f"{eqn.primitive} {rule} split {ways}"
     assert bool(collectives) == bool(reductions) and len(collectives) <= reductions, f"{rule} split {ways}"
     placed = [
