@@ -18,6 +18,10 @@ HEAVY = frozenset("random_gamma rng_bit_generator".split())
 """Primitives with a kernel of their own."""
 
 
+CALLBACKS = frozenset("debug_callback debug_print io_callback pure_callback".split())
+"""Functions of the host, such as `jax.debug.print`: it is given whole arrays."""
+
+
 def _rigid(leaf: Leaf, flops: float, is_heavy: bool) -> FactorRule:
     return IterationSpace().close(
         tuple(whole(operand.shape) for operand in leaf.operands),
@@ -46,6 +50,11 @@ def light(leaf: Leaf) -> FactorRule:
 def heavy(leaf: Leaf) -> FactorRule:
     """Rule of a primitive in `HEAVY`; its cost is taken as one operation an element of the operands."""
     return _rigid(leaf, float(sum(operand.size for operand in leaf.operands)), is_heavy=True)
+
+
+def callback(leaf: Leaf) -> FactorRule:
+    """Rule of a primitive in `CALLBACKS`; what the host computes is not counted."""
+    return _rigid(leaf, 0.0, is_heavy=True)
 
 
 def collective(leaf: Leaf) -> FactorRule:

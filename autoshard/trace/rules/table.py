@@ -49,6 +49,7 @@ TABLE: dict[str, Rule] = {
     **dict.fromkeys(attention.FUSED_FP8, rigid.replicated),
     **dict.fromkeys(rigid.LIGHT, rigid.light),
     **dict.fromkeys(rigid.HEAVY, rigid.heavy),
+    **dict.fromkeys(rigid.CALLBACKS, rigid.callback),
     **dict.fromkeys(collectives.NAMES, rigid.collective),
     **dict.fromkeys(("iota", "empty2"), layout.iota),
     **dict.fromkeys(("slice", "dynamic_slice"), slicing.slice_),

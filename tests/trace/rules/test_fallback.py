@@ -28,10 +28,10 @@ def test_primitive_without_lowering_is_replicated():
     assert (rule.origin, rule.factors, rule.operands, rule.results) == ("replicated", (), (((), ()),), (((), ()),))
 
 
-def test_callback_is_replicated():
+def test_what_the_host_is_given_is_whole():
     (eqn,) = jax.make_jaxpr(lambda x: jax.pure_callback(lambda y: y, x, x))(X).jaxpr.eqns
     rule = rule_of(eqn)
-    assert rule.origin == "replicated" and rule.factors == ()
+    assert rule.origin == "table" and rule.factors == ()
 
 
 def test_elementwise_program_is_parallel():
