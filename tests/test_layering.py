@@ -61,6 +61,7 @@ REACHING_INTO_JAX = {
     "autoshard.elastic.compile_cache",
     "autoshard.elastic.coordination",
     "autoshard.trace.absent_cudnn",
+    "autoshard.trace.references",
 }
 """The only modules that use what is private to JAX; each says why."""
 JAXPR_ROOMS = {"trace", "execution", "pipelines.split", "remat", "tables"}

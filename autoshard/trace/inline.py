@@ -11,7 +11,7 @@ import jax.extend.core as jex
 
 from autoshard.trace.blocks import standing_in
 from autoshard.trace.source import SourceLines
-from autoshard.trace.walk import is_checkpoint
+from autoshard.trace.walk import is_checkpoint, with_nested
 
 _EVALUATED = "eval_jaxpr"
 """What runs a traced function in another one (`jax.stages.Traced`) since JAX 0.12; before, it was inlined at once."""
@@ -95,17 +95,7 @@ class _LateCalls:
     def _inside(self, equation: jex.JaxprEqn) -> jex.JaxprEqn:
         """An equation whose nested programs have no late calls."""
         takes_constants = equation.primitive.name in _TAKES_CONSTANTS
-        params = {name: self._param(value, takes_constants) for name, value in equation.params.items()}
-        is_same = all(params[name] is value for name, value in equation.params.items())
-        return equation if is_same else equation.replace(params=params)
-
-    def _param(self, value: Any, takes_constants: bool) -> Any:
-        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
-            return self.inlined(value, takes_constants)
-        if isinstance(value, tuple) and any(isinstance(x, jex.ClosedJaxpr | jex.Jaxpr) for x in value):
-            made = tuple(self._param(x, takes_constants) for x in value)
-            return made if any(new is not old for new, old in zip(made, value, strict=True)) else value
-        return value
+        return with_nested(equation, lambda program: self.inlined(program, takes_constants))
 
 
 def _late_call(equation: jex.JaxprEqn, can_have_consts: bool) -> str | None:

@@ -7,7 +7,7 @@ through this file, and both count an equation before the equations nested in it.
 import enum
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import jax
@@ -71,6 +71,26 @@ def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJax
             if len(inner.invars) == len(equation.invars) and len(inner.outvars) == len(equation.outvars):
                 return name, nested
     return None
+
+
+def with_nested(equation: jex.JaxprEqn, changed: Callable[[Any], Any]) -> jex.JaxprEqn:
+    """An equation with `changed` of each open or closed program among its parameters; the same if none is another."""
+
+    def param(value: Any) -> Any:
+        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+            return changed(value)
+        if isinstance(value, tuple) and any(isinstance(x, jex.ClosedJaxpr | jex.Jaxpr) for x in value):
+            made = list(map(param, value))
+            if all(new is old for new, old in zip(made, value, strict=True)):
+                return value
+            return (
+                type(value)(*made) if hasattr(value, "_fields") else tuple(made)
+            )  # those of a linear solve have names
+        return value
+
+    params = {name: param(value) for name, value in equation.params.items()}
+    is_same = all(params[name] is value for name, value in equation.params.items())
+    return equation if is_same else equation.replace(params=params)
 
 
 def is_checkpoint(equation: jex.JaxprEqn) -> bool:
