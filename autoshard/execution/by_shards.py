@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from autoshard.execution.exchanged import exchanged
 from autoshard.execution.extreme_places import extreme_place
 from autoshard.execution.in_pieces import in_pieces
+from autoshard.execution.ragged_rows import with_own_groups
 from autoshard.execution.row_major import row_major
 from autoshard.execution.scattered_sums import sum_over
 from autoshard.execution.two_stage_sums import sum_in_stages
@@ -78,6 +79,8 @@ def run_by_shards(
 
     def local(*given: Any) -> list[Any]:
         shards, behind = given[: len(operands)], given[len(operands) :]
+        if equation.primitive.name == "ragged_dot_general":
+            shards = with_own_groups(equation, shards, rule, axes_of)
         if equation.primitive.name == "fft":
             # XLA's transforms on CPU demand this order of operands and results, and the compiler does not see to it
             # where a collective next to the transform prefers another (jax 0.10.2)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autoshard.graph.layout import SpecEntries
 
-SCATTERING = frozenset({"dot_general", "conv_general_dilated", "reduce_sum"})
+SCATTERING = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "reduce_sum"})
 """Operations that execution runs by shards where their partial sums are scattered. XLA, left alone, sums whole first
 where two axes go onto two dimensions, and may gather an operand where an axis joins a dimension in front of another.
 """

@@ -59,6 +59,43 @@ def dot_general(leaf: Leaf) -> FactorRule:
     )
 
 
+def ragged_dot(leaf: Leaf) -> FactorRule | None:
+    """Products of the rows of each group with its matrix, or of groups of contracted rows; groups stay whole.
+
+    Rows of the left side may be split: how many rows of each group a device has follows from the sizes of the groups.
+    XLA's partitioner would gather them (jax 0.10.2, for CPU and H100). Groups are counted as XLA computes them there:
+    all rows with the matrix of each group, those of others being zero. Of forms with batches nothing is said.
+    """
+    lhs, rhs, sizes = leaf.operands
+    numbers = leaf.params["ragged_dot_dimension_numbers"]
+    (lhs_contract, rhs_contract), (lhs_batch, _) = numbers.dot_dimension_numbers
+    if lhs_batch or len(sizes.shape) != 1 or leaf.params["group_offset"] is not None:
+        return None
+    space = IterationSpace()
+    lhs_dims: list[Any] = [None] * len(lhs.shape)
+    rhs_dims: list[Any] = [None] * len(rhs.shape)
+    for group in numbers.rhs_group_dimensions:
+        rhs_dims[group] = WHOLE
+    for left, right in zip(lhs_contract, rhs_contract, strict=True):
+        lhs_dims[left] = rhs_dims[right] = space.factor(lhs.shape[left], "add")
+    result_dims = [] if numbers.rhs_group_dimensions else [WHOLE]
+    for shape, dims in ((lhs.shape, lhs_dims), (rhs.shape, rhs_dims)):
+        for axis, size in enumerate(shape):
+            if dims[axis] is None:
+                dims[axis] = space.factor(size)
+                result_dims.append(dims[axis])
+    free = math.prod(size for axis, size in enumerate(rhs.shape) if axis not in rhs_contract)
+    return space.close(
+        (tuple(lhs_dims), tuple(rhs_dims), (WHOLE,)),
+        (tuple(result_dims),),
+        flops=2.0 * lhs.size * free * (1 if numbers.rhs_group_dimensions else sizes.shape[0]),
+        is_heavy=True,
+        is_rounded=_is_rounded(leaf),
+        narrowed_bytes=_narrowed_bytes(leaf),
+        by_shards=True,
+    )
+
+
 def _placed(spec: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]) -> Dims:
     """The dimensions of a convolution's tensor: the two that `spec` names first are given, the spatial ones whole."""
     dims = [WHOLE] * len(spec)

@@ -63,6 +63,7 @@ TABLE: dict[str, Rule] = {
     "fft": by_shards.fft,
     "gather": indexing.gather,
     "pad": slicing.pad,
+    "ragged_dot_general": contractions.ragged_dot,
     "random_bits": random_bits.random_bits,
     "reshape": layout.reshape,
     "rev": slicing.rev,
@@ -86,6 +87,7 @@ BY_SHARDS = frozenset(
         by_shards.special_function,
         by_shards.top_k,
         contractions.conv_general_dilated,
+        contractions.ragged_dot,
         reductions.extreme_place,
     )
 )

@@ -165,6 +165,15 @@ CATALOGUE = [
         ("matmul_bf16", "dot_general", lambda x, y: x @ y, bf(16, 8), bf(8, 4)),
         ("attention", "dot_general", lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), f(2, 8, 4, 8), f(2, 4, 4, 8)),
         ("two_contracted", "dot_general", lambda x, y: jnp.einsum("thd,hdm->tm", x, y), f(16, 4, 8), f(4, 8, 4)),
+        ("ragged_dot", "ragged_dot_general", lax.ragged_dot, f(16, 8), f(4, 8, 16), i(4)),
+        (
+            "ragged_dot_gradient",
+            "ragged_dot_general",
+            jax.grad(lambda w, x, sizes: lax.ragged_dot(x, w, sizes).sum()),
+            f(4, 8, 16),
+            f(16, 8),
+            i(4),
+        ),
         ("conv", "conv_general_dilated", conv, f(8, 8, 4, 4), f(16, 8, 3, 3)),
         (
             "conv_kernel_gradient",
@@ -254,7 +263,7 @@ CATALOGUE = [
 PAIRED = frozenset(
     """attention conv embedding gather_columns gather_rows label_logits label_gradient scatter_add scatter_points
     cache_rows argmax argmin_of_ties conv_grouped conv_grouped_kernel_gradient update_row two_contracted reduce_min_all
-    ragged_dot""".split()
+    ragged_dot ragged_dot_gradient""".split()
 )
 """Examples with factors of different kinds."""
 
@@ -274,7 +283,6 @@ def loop(x: jax.Array) -> jax.Array:
 FALLBACK = [
     Example(name, primitive, function, tuple(avals))
     for name, primitive, function, *avals in [
-        ("ragged_dot", "ragged_dot_general", lax.ragged_dot, f(16, 8), f(4, 8, 16), i(4)),
         ("tridiagonal_solve", "tridiagonal_solve", lax.linalg.tridiagonal_solve, *[f(8, 4)] * 3, f(8, 4, 2)),
         ("composite_sum", "composite", lax.composite(lambda x: jnp.sin(x).sum(0), name="test.sum"), X),
         ("composite_softmax", "composite", lax.composite(softmax, name="test.softmax"), X),
