@@ -6,13 +6,14 @@ be traced. A call of that function takes the place of the primitive, so that its
 that JAX cannot trace, such as kernels, stay what they are.
 """
 
+import functools
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 
 from autoshard.trace.rules.table import TABLE
-from autoshard.trace.walk import EquationKind, kind_of, with_nested
+from autoshard.trace.walk import EquationKind, kind_of, type_of, with_nested
 
 
 def foreign_opened(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
@@ -52,28 +53,26 @@ def _is_foreign(equation: jex.JaxprEqn) -> bool:
     primitive = equation.primitive
     if primitive.name in TABLE or kind_of(equation) is not EquationKind.LEAF:
         return False
-    function = primitive.impl
-    while hasattr(function, "func"):  # functools.partial
+    function: Any = primitive.impl
+    while isinstance(function, functools.partial):
         function = function.func
     return (getattr(function, "__module__", None) or "jax").split(".")[0] != "jax"
 
 
 def _call(equation: jex.JaxprEqn) -> jex.JaxprEqn | None:
     """A call of what implements an equation's primitive; None where JAX cannot trace that."""
-    made = [v.aval for v in equation.outvars]
 
     def implementation(*operands: jax.Array) -> list[jax.Array]:
         results = equation.primitive.impl(*operands, **equation.params)
         return list(results) if equation.primitive.multiple_results else [results]
 
+    types = lambda atoms: [(type_of(v).shape, type_of(v).dtype) for v in atoms]
     try:
         operands = [
-            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in equation.invars
+            jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in map(type_of, equation.invars)
         ]
         (call,) = jax.make_jaxpr(jax.jit(implementation))(*operands).jaxpr.eqns
+        is_same = types(call.outvars) == types(equation.outvars) and len(call.invars) == len(equation.invars)
     except Exception:  # noqa: BLE001 - implementations come from any library, and may fail in any way
         return None
-    types = [[(a.shape, a.dtype) for a in avals] for avals in (made, [v.aval for v in call.outvars])]
-    if types[0] != types[1] or len(call.invars) != len(equation.invars):
-        return None
-    return equation.replace(primitive=call.primitive, params=call.params, effects=call.effects)
+    return equation.replace(primitive=call.primitive, params=call.params, effects=call.effects) if is_same else None

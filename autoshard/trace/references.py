@@ -8,10 +8,10 @@ so here that is done when the program is traced. JAX has no public way, and what
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 from jax._src.core import internal_mutable_array_effect
 from jax._src.state.discharge import discharge_state
+from jax.ref import AbstractRef
 
 from autoshard.errors import TraceError
 
@@ -43,4 +43,4 @@ def references_discharged(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
 
 
 def _is_reference(v: Any) -> bool:
-    return isinstance(v.aval, jax.ref.AbstractRef)
+    return isinstance(v.aval, AbstractRef)
