@@ -83,9 +83,8 @@ def with_nested(equation: jex.JaxprEqn, changed: Callable[[Any], Any]) -> jex.Ja
             made = list(map(param, value))
             if all(new is old for new, old in zip(made, value, strict=True)):
                 return value
-            return (
-                type(value)(*made) if hasattr(value, "_fields") else tuple(made)
-            )  # those of a linear solve have names
+            is_named = hasattr(value, "_fields")  # as those of a linear solve
+            return type(value)(*made) if is_named else tuple(made)
         return value
 
     params = {name: param(value) for name, value in equation.params.items()}
