@@ -95,8 +95,13 @@ def launch(
         from autoshard.launch.settings import Budgets, LaunchSettings
         from autoshard.launch.supervisor import Ending
 
-        run_dir = pathlib.Path(settings.train.output_dir).absolute()
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir = pathlib.Path(settings.train.output_dir).expanduser().absolute()
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"train.output_dir: {run_dir} cannot be made: {error.strerror}. Choose another."
+            ) from error
         launched = LaunchSettings(
             run_dir=run_dir,
             least_workers=least,

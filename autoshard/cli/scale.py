@@ -25,10 +25,11 @@ def scale(
         from autoshard.launch.requests import ScaleRequest, write_scale_request
         from autoshard.launch.run_lock import holder_of
 
-        if holder_of(run_dir) is None:
-            raise ElasticError(f"{run_dir}: nobody supervises a run here. Start it with `autoshard launch`.")
         started = [event for event in read_events(run_dir) if isinstance(event, SupervisorStarted)]
-        if started and workers > started[-1].most_workers:
+        holder = holder_of(run_dir)  # of a run without supervisor, the process that trains
+        if holder is None or not started or started[-1].pid != holder:
+            raise ElasticError(f"{run_dir}: nobody supervises a run here. Start it with `autoshard launch`.")
+        if workers > started[-1].most_workers:
             raise ElasticError(
                 f"--workers: at most {started[-1].most_workers}, with which the run was launched; received {workers}. "
                 "Stop it, and launch it with a larger MAX."

@@ -38,7 +38,7 @@ from autoshard.train.metrics import StepReport, StepWork
 from autoshard.train.nonfinite import is_bad
 from autoshard.train.planning import arguments, options_of, shown_progress
 from autoshard.train.profiling import Profile
-from autoshard.train.registry import output_folder, runs_in_stages
+from autoshard.train.registry import runs_in_stages
 from autoshard.train.reports import Reports
 from autoshard.train.result import TrainResult
 from autoshard.train.table_places import host_part
@@ -47,12 +47,18 @@ from autoshard.train_step import TrainStep
 
 
 def train_on_host(
-    config: TrainConfig, functions: TrainFunctions, data: TrainData, console: rich.console.Console, worker: Worker
+    config: TrainConfig,
+    functions: TrainFunctions,
+    data: TrainData,
+    folder: pathlib.Path,
+    console: rich.console.Console,
+    worker: Worker,
 ) -> TrainResult | None:
     """Carries out the run that `config` describes with tables in host memory.
 
     Args:
         config: the run. functions: those of a step whose loss is open. data: what it trains on.
+        folder: its output folder, which is there.
         console: where progress is shown. worker: by which several processes agree when to stop.
 
     Returns:
@@ -70,7 +76,7 @@ def train_on_host(
         return None
     if part.placed is not None:
         say(str(part))
-    folder, section = output_folder(config), config.train
+    section = config.train
     first_step = _first_step(config, folder)
     if first_step >= section.steps:
         say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
@@ -117,11 +123,7 @@ def _refuse(config: TrainConfig) -> None:
 
 
 def _first_step(config: TrainConfig, folder: pathlib.Path) -> int:
-    """The step of the newest checkpoint of the run's folder, which is made; 0 if there is none."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
+    """The step of the newest checkpoint of the run's folder; 0 if there is none."""
     step, place = saved_step(folder / "checkpoints"), folder / "checkpoints"
     is_of_devices = lambda: place.exists() and any(path.name.isdecimal() for path in place.iterdir())
     if step is None and from_first(is_of_devices):

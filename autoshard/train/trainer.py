@@ -26,6 +26,7 @@ from autoshard.train.config import ExecutionSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
 from autoshard.train.feed import feed
+from autoshard.train.held_folder import held_folder
 from autoshard.train.metrics import EvalReport, StepReport, StepWork, StragglerReport
 from autoshard.train.micro_batches import as_planned, plan_in_micro_batches
 from autoshard.train.nonfinite import bad_leaves, is_bad, stop
@@ -75,6 +76,7 @@ def carry_out(
 
     Raises:
         ConfigError: settings that contradict each other, or an output folder that holds another run.
+        ElasticError: another run is going on in the output folder.
         TrainingError: the run cannot go on; the message tells what it left.
         AutoshardError: no plan, or one that does not fit the live devices.
     """
@@ -82,23 +84,35 @@ def carry_out(
     console = console or rich.console.Console()
     if not is_first():
         console = rich.console.Console(quiet=True)
-    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     if config.train.tensorboard:
         check_tensorboard()
+    if worker.is_dry_run:
+        return _dry_run(config, functions, data, output_folder(config), console, worker)
+    with held_folder(config, worker) as folder:
+        return _carry_out(config, functions, data, folder, console, worker)
+
+
+def _carry_out(
+    config: TrainConfig,
+    functions: TrainFunctions,
+    data: TrainData,
+    folder: pathlib.Path,
+    console: rich.console.Console,
+    worker: Worker,
+) -> TrainResult:
+    """See `carry_out`; in `folder`, which is this run's."""
+    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
     if config.execution.mode is not None:
         if worker.is_supervised:
             raise ConfigError(
                 "execution.mode: tables in host memory belong to one process, which its supervisor would not move; "
                 f"received `{config.execution.mode}` under `autoshard launch`. Use `autoshard train`, or leave it out."
             )
-        done = train_on_host(config, functions, data, console, worker)
+        done = train_on_host(config, functions, data, folder, console, worker)
         if done is not None:
             return done
         say("All tables are better on the devices; the run goes on as without execution.mode.")
         config = config.model_copy(update={"execution": ExecutionSection()})
-    folder = output_folder(config)
-    if worker.is_dry_run:
-        return _dry_run(config, functions, data, folder, console, worker)
     with _checkpoints(config, folder, say, worker) as checkpoints:
         first_step = checkpoints.latest_step() or 0
         if first_step >= config.train.steps:
@@ -148,11 +162,7 @@ def _dry_run(
 def _checkpoints(
     config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None], worker: Worker
 ) -> Iterator[Checkpoints]:
-    """The checkpoints of the run, in its folder, which is made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another.") from error
+    """The checkpoints of the run, in its folder."""
     section = config.train
     cadence = Cadence(section.checkpoint_every, section.memory_every, section.keep_checkpoints)
     identity = lambda: {"config": config.model_dump(mode="json"), **run_identity(folder)}

@@ -14,12 +14,16 @@ import jax
 import numpy as np
 import pytest
 import rich.console
+import typer.testing
 from autoshard_models.train_step import TrainFunctions
 
 from autoshard import Plan
 from autoshard.checkpoints.checkpoints import Checkpoints
-from autoshard.errors import ConfigError
+from autoshard.cli import app
+from autoshard.elastic.worker import Worker
+from autoshard.errors import ConfigError, ElasticError
 from autoshard.train.config import TrainConfig, load_config
+from autoshard.train.held_folder import held_folder
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.result import TrainResult
 from autoshard.train.trainer import train
@@ -215,6 +219,16 @@ def test_model_flops_count_products_of_the_forward_pass_thrice():
     functions = TrainFunctions(lambda seed: state, lambda state, batch: (state, {}), product)
     batch = jax.ShapeDtypeStruct((8, 4), "float32")
     assert model_flops(functions, state, batch) == 3 * (2 * 8 * 4 * 6 + 2 * 8 * 6 * 2)
+
+
+def test_a_folder_in_which_another_run_goes_on_is_refused(tmp_path):
+    """Before that run has saved anything; it keeps its files, and no supervisor is taken to be there."""
+    with held_folder(config_of(tmp_path), Worker.alone()):
+        with pytest.raises(ElasticError, match=rf"one process that trains, and process {os.getpid()} is it"):
+            run(config_of(tmp_path, steps=1))
+        asked = typer.testing.CliRunner().invoke(app, ["scale", str(tmp_path), "--workers", "2"])
+    assert asked.exit_code == 2 and "nobody supervises a run here" in " ".join(asked.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["supervisor.lock"]
 
 
 def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):

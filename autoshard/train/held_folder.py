@@ -1,0 +1,44 @@
+"""The output folder of a run, in which nobody else trains meanwhile."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+from autoshard.checkpoints.agreement import from_first
+from autoshard.elastic.worker import Worker
+from autoshard.errors import ConfigError, ElasticError
+from autoshard.launch.run_lock import run_lock
+from autoshard.train.config import TrainConfig
+from autoshard.train.registry import output_folder
+
+
+@contextlib.contextmanager
+def held_folder(config: TrainConfig, worker: Worker) -> Iterator[pathlib.Path]:
+    """The output folder, which is made. Two runs in it would write each other's metrics, plan and checkpoints.
+
+    The first process holds it while the block runs; of a supervised run, the supervisor does.
+
+    Raises:
+        ConfigError: it cannot be made.
+        ElasticError: another run is going on in it.
+    """
+    folder = output_folder(config)
+    with contextlib.ExitStack() as held:
+
+        def take() -> str:
+            try:
+                if not worker.is_supervised:
+                    held.enter_context(run_lock(folder, is_needed=False))
+            except ElasticError as error:
+                return str(error)
+            return ""
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another."
+            ) from error
+        if problem := from_first(take):
+            raise ElasticError(problem)
+        yield folder
