@@ -121,6 +121,17 @@ class Checkpoints:
             self._memory.wait()
         self._disk.wait()
 
+    def check_fit(self, like: Any) -> None:
+        """Refuses states of another form than those on disk, before work is spent on them.
+
+        Args:
+            like: the state as arrays or as `jax.ShapeDtypeStruct`s.
+
+        Raises:
+            ConfigError: as `restore`.
+        """
+        self._disk.check_fit(like)
+
     def restore(self, like: Any, tier: Tier | None = None) -> Restored | None:
         """The newest state that is whole in either tier; from memory if both have it.
 

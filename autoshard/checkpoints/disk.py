@@ -274,6 +274,23 @@ class DiskTier:
             self._set_aside(candidate, found)
         return None
 
+    def check_fit(self, like: Any) -> None:
+        """Refuses states of another form than the newest checkpoint has, before work is spent on them.
+
+        Whether what is saved is undamaged, `restore` finds out.
+
+        Raises:
+            ConfigError: as `restore`.
+        """
+
+        def look() -> str:
+            newest = self._steps()[-1:]
+            found = self._first_look(self._folder / str(newest[0]), like) if newest else None
+            return found[1] if found is not None and not found[0] else ""
+
+        if problem := from_first(look):
+            raise ConfigError(problem)
+
     def _read(self, step: int, like: Any) -> Any:
         """The state of a checkpoint, in all processes; or what is wrong with it."""
         folder = self._folder / str(step)

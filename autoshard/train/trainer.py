@@ -118,6 +118,8 @@ def _carry_out(
         if first_step >= config.train.steps:
             say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
             return TrainResult(first_step, None, False, folder)
+        if first_step:
+            checkpoints.check_fit(jax.eval_shape(functions.init, config.train.seed))
         if worker.is_supervised:
             run = _run_of_generation(config, functions, data, folder, console, worker)
         else:

@@ -133,8 +133,10 @@ def test_a_checkpoint_of_another_model_is_refused(runs):
     config = config_of(runs.resumed[0], steps=runs.last + 1, resume=True)
     other = config.model.model_copy(update={"overrides": config.model.overrides | {"num_layers": 2}})
     told = rf"checkpoint of step {runs.last} .* lacks `[\w.]*params.*` float32"
+    kept = [(runs.resumed[0] / name).read_text() for name in ("plan.json", "config.yaml")]
     with pytest.raises(ConfigError, match=told):
         run(config.model_copy(update={"model": other}))
+    assert kept == [(runs.resumed[0] / name).read_text() for name in ("plan.json", "config.yaml")]
 
 
 @pytest.mark.slow
