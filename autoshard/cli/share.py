@@ -77,9 +77,25 @@ def share(
 ) -> None:
     """Decide which jobs get which devices of a cluster, show why, simulate it, or run it."""
     with errors_shown(traceback):
-        if simulate is not None and (emit is not None or run):
-            raise ConfigError("--simulate, --emit and --run exclude each other; received two of them. Choose one.")
+        chosen = [
+            name
+            for name, is_given in (("--simulate", simulate is not None), ("--emit", emit is not None), ("--run", run))
+            if is_given
+        ]
+        if len(chosen) > 1:
+            raise ConfigError(
+                f"--simulate, --emit and --run exclude each other; received {' and '.join(chosen)}. Choose one."
+            )
+        if (emit is not None or run) and (picture is not None or json_file is not None):
+            raise ConfigError(
+                f"--picture and --json are of a decision or a simulation, not of {chosen[0]}. Leave them out, or "
+                f"{chosen[0]}."
+            )
         from autoshard.share.commands import ShareRequest, emit_text, run_jobs, show_decision, show_simulation
+        from autoshard.share.picture import check_picture
+
+        if picture is not None:
+            check_picture(picture)
 
         console = rich.console.Console()
         request = ShareRequest(

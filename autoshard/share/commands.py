@@ -10,7 +10,7 @@ from typing import Any
 import rich.console
 
 from autoshard.cluster import Cluster
-from autoshard.errors import ShareError
+from autoshard.errors import AutoshardError
 from autoshard.printing import table
 from autoshard.share.allocation.cp_sat import SolveLimits
 from autoshard.share.allocation.decide import decide
@@ -157,38 +157,49 @@ def run_jobs(
 ) -> DriveOutcome:
     """Runs the jobs until all have ended; jobs that are added to the file come, too."""
     options = LaunchOptions(engine, devices_per_worker)
-    first = _launchables(request)
-    check_launchable(first, options, engine, len(request.devices.groups))
+    check = lambda jobs: check_launchable(jobs, options, engine, len(request.devices.groups))
+    first = launchables(request)
+    check(first)
     nodes = nodes_in_file(request.cluster, say)
     if engine == "ray":
         group = request.devices.groups[0]
         resource = "CPU" if devices_per_worker else "GPU"
         nodes = nodes_of_ray(group.name, group.devices_per_node, resource)
     settings = DriveSettings(folder.absolute(), options, request.rules, request.limits)
-    outcome = drive(_JobsOfFile(request, first, say), nodes, settings, say)
+    outcome = drive(JobsOfFile(request, first, check, say), nodes, settings, say)
     say(f"{len(outcome.finished)} finished, {len(outcome.failed)} failed; results are in {settings.folder}")
     return outcome
 
 
-class _JobsOfFile:
-    """The jobs of a file, which is read again when it changes."""
+class JobsOfFile:
+    """The jobs of a file, which is read again when it changes; while that cannot be run, they stay as they were."""
 
-    def __init__(self, request: ShareRequest, first: tuple[Launchable, ...], say: Callable[[str], None]):
-        self._request, self._jobs, self._say = request, first, say
+    def __init__(
+        self,
+        request: ShareRequest,
+        first: tuple[Launchable, ...],
+        check: Callable[[Sequence[Launchable]], None],
+        say: Callable[[str], None],
+    ):
+        self._request, self._jobs, self._check, self._say = request, first, check, say
         self._read_ns = request.jobs.stat().st_mtime_ns
 
     def __call__(self) -> tuple[Launchable, ...]:
+        """The jobs as the file has them now."""
         try:
             changed_ns = self._request.jobs.stat().st_mtime_ns
             if changed_ns != self._read_ns:
                 self._read_ns = changed_ns
-                self._jobs = _launchables(dataclasses.replace(self._request))
-        except (OSError, ShareError) as error:
+                jobs = launchables(dataclasses.replace(self._request))
+                self._check(jobs)
+                self._jobs = jobs
+        except (OSError, AutoshardError) as error:
             self._say(f"warning: the jobs stay as they were: {error}")
         return self._jobs
 
 
-def _launchables(request: ShareRequest) -> tuple[Launchable, ...]:
+def launchables(request: ShareRequest) -> tuple[Launchable, ...]:
+    """The jobs of the file with what is launched for each."""
     jobs = request.read_jobs()
     return tuple(
         Launchable(job, entry.config or "", tuple(entry.overrides))

@@ -3,7 +3,7 @@
     format: autoshard-jobs
     version: 1
     jobs:
-      - name: gpt                     # each its own
+      - name: gpt                     # each its own; a folder can have it
         config: gpt_350m.yaml         # a training configuration; relative to this file
         overrides: [data.batch_size=64]
         steps: 20000                  # by default train.steps of the configuration
@@ -76,6 +76,10 @@ class JobEntry(Schema):
             raise broken_rule("must have config, or rates or problems, which tell how fast the job runs.")
         if self.config is None and self.steps is None:
             raise broken_rule("must have steps, since no configuration tells them.")
+        if self.name in ("", ".", "..") or not all(c.isprintable() and c not in "/\\" for c in self.name):
+            raise broken_rule(
+                f"must have a name that a folder can have, printable and without slashes; received {self.name!r:.80}."
+            )
         least, most = self.least_devices, self.most_devices
         if least < 1 or (most is not None and most < least):
             raise broken_rule(f"must have 1 <= least_devices <= most_devices; received {least} and {most}.")

@@ -24,6 +24,18 @@ _LONGEST_NAME_SPAN = 0.035
 """Share of the width that a bar must have to bear its job's name."""
 
 
+def check_picture(path: pathlib.Path) -> None:
+    """Refuses at once what `write_picture` could not write at the end.
+
+    Raises:
+        ConfigError: another ending than those of `FORMATS`.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if path.suffix.removeprefix(".") not in FORMATS:
+        raise ConfigError(f"--picture: a file that ends in .html, .png or .svg; received {path.name!r}. Rename it.")
+    require_matplotlib()
+
+
 def write_picture(
     path: pathlib.Path, nodes: Sequence[Node], runs: Sequence[Simulated], explained: Sequence[Explained] = ()
 ) -> None:
@@ -36,12 +48,11 @@ def write_picture(
         explained: a decision, for the page.
 
     Raises:
-        ConfigError: another ending.
-        MissingExtraError: matplotlib is not installed.
+        ConfigError, MissingExtraError: as `check_picture`.
+        FileFormatError: the file cannot be written.
     """
+    check_picture(path)
     kind = path.suffix.removeprefix(".")
-    if kind not in FORMATS:
-        raise ConfigError(f"--picture: a file that ends in .html, .png or .svg; received {path.name!r}. Rename it.")
     figure = _figure(nodes, runs)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="svg" if kind == "html" else kind, dpi=130)

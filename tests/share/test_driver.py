@@ -8,12 +8,14 @@ import threading
 import time
 
 import pytest
+import rich.console
 from examples import job
 
-from autoshard.errors import ShareError
-from autoshard.launch.events import Finished, GenerationStarted, StepCommitted, read_events
+from autoshard.errors import ElasticError, ShareError
+from autoshard.launch.events import EventLog, Finished, GenerationStarted, RunFailed, StepCommitted, read_events
 from autoshard.launch.run_lock import holder_of
 from autoshard.share.allocation.objective import DecisionRules
+from autoshard.share.commands import JobsOfFile, ShareRequest, launchables
 from autoshard.share.driver.drive import DriveSettings, check_launchable, drive
 from autoshard.share.driver.driver_log import read_driver_events
 from autoshard.share.driver.nodes import nodes_in_file, nodes_of_ray
@@ -144,6 +146,57 @@ def test_a_job_that_cannot_start_fails_and_the_others_go_on(tmp_path):
     assert any(
         "its supervisor died 3 times at step 0: error: nothing.yaml is no configuration" in text for text in said
     )
+
+
+def test_a_job_that_failed_is_tried_again_by_the_next_driver(tmp_path):
+    """What made it fail is mended, as far as anyone knows who runs it again."""
+    (tmp_path / "one").mkdir()
+    EventLog(tmp_path / "one").write(RunFailed(time=time.time(), generation=1, error="no space"))
+    outcome = drive(lambda: [launchable("one", 20)], lambda: (Node(0, "cpu", 1),), settings(tmp_path), str)
+    assert outcome.finished == ("one",) and not outcome.failed
+
+
+def test_the_jobs_of_a_folder_have_one_driver(tmp_path):
+    refused = []
+
+    def drive_again():
+        with pytest.raises(ElasticError) as told:
+            drive(lambda: [], lambda: (), settings(tmp_path), str)
+        refused.append(str(told.value))
+
+    watcher = Watcher(lambda: step_of(tmp_path / "one") >= 5, drive_again)
+    watcher.start()
+    assert drive(lambda: [launchable("one", 40)], lambda: (Node(0, "cpu", 1),), settings(tmp_path), str).finished
+    assert refused and "have one driver" in refused[0] and str(os.getpid()) in refused[0]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ShareError, match="--output-dir: .*file/inside cannot be made: Not a directory"):
+        drive(lambda: [], lambda: (), settings(tmp_path / "file" / "inside"), str)
+
+
+def test_a_jobs_file_that_is_broken_while_jobs_run_changes_nothing(tmp_path):
+    """As an editor leaves it, or with a job that could not be launched."""
+    path, said = tmp_path / "jobs.yaml", []
+    good = "format: autoshard-jobs\nversion: 1\njobs:\n- {name: one, config: a.yaml, steps: 1, rates: {cpu:2: 1.0}}\n"
+    path.write_text(good)
+    cluster = pathlib.Path("configs/clusters/cpu4x2.yaml")
+    request = ShareRequest(path, cluster, "completion", 1, 900.0, 10.0, 0.001, rich.console.Console(quiet=True))
+    options = LaunchOptions(devices_per_worker=2)
+    look = JobsOfFile(
+        request, launchables(request), lambda jobs: check_launchable(jobs, options, "local", 1), said.append
+    )
+    for number, text in enumerate(
+        (good[:-9], good + "- {name: two, steps: 1, rates: {cpu:2: 1.0}}\n", good.replace("cpu:2", "cpu:1")), 1
+    ):
+        path.write_text(text)
+        os.utime(path, ns=(number, number))
+        assert [one.job.name for one in look()] == ["one"] and len(said) == number, text
+    assert "not plain YAML" in said[0] and "needs a configuration" in said[1] and "multiple of a worker's" in said[2]
+    path.write_text(good.replace("one", "other"))
+    os.utime(path, ns=(9, 9))
+    assert [one.job.name for one in look()] == ["other"] and len(said) == 3
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_starts():

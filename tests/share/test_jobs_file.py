@@ -85,6 +85,8 @@ ONE = {"name": "one", "steps": 10, "rates": {"v100:1": 1.0}}
         ([{"name": "one", "rates": {"v100:1": 1.0}}], FileFormatError, "must have steps"),
         ([{**ONE, "step": 3}], FileFormatError, "unknown key 'step'.*steps"),
         ([{**ONE, "least_devices": 4, "most_devices": 2}], FileFormatError, "received 4 and 2"),
+        ([{**ONE, "name": "../two"}], FileFormatError, "a name that a folder can have.*received '../two'"),
+        ([{**ONE, "name": ""}], FileFormatError, "a name that a folder can have"),
         ([{**ONE, "weight": 0}], FileFormatError, "weight and steps above 0"),
         (
             [{**ONE, "groups": ["a100"]}],
@@ -179,6 +181,10 @@ def test_policies_are_compared_and_drawn(tmp_path):
         (("--simulate", "philly-like", "--policies", "best"), "received 'best'"),
         (("--run",), "a job needs a configuration"),
         (("--picture", "share.pdf"), "ends in .html"),
+        (("--simulate", "philly-like", "--num-jobs", "999999", "--picture", "share.pdf"), "ends in .html"),
+        (("--emit", "slurm", "--run"), "received --emit and --run"),
+        (("--emit", "slurm", "--json", "share.json"), "not of --emit"),
+        (("--run", "--picture", "share.png"), "not of --run"),
     ],
 )
 def test_wrong_options_are_explained(arguments, what):

@@ -3,7 +3,7 @@
 The driver starts `autoshard launch` for a job that gets devices for the first time, asks its supervisor for another
 size as `autoshard scale` does, and stops it where it has to wait; all of these lose no step. Devices are given away
 only after their last owner has left them. If a supervisor dies, it is started again and continues what is saved. If
-the driver dies, the jobs go on; the same command takes them over.
+the driver dies, the jobs go on; the same command takes them over, and tries jobs again that had failed.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from autoshard.errors import ShareError
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.events import Finished, RunFailed
+from autoshard.launch.run_lock import ONE_DRIVER, run_lock
 from autoshard.share.allocation.cp_sat import SolveLimits
 from autoshard.share.allocation.decide import decide
 from autoshard.share.allocation.objective import DecisionRules
@@ -114,10 +115,17 @@ def drive(
         How it ended. The first SIGINT or SIGTERM saves and stops all jobs.
 
     Raises:
-        ShareError: jobs cannot be launched, or cannot be decided about.
+        ShareError: jobs cannot be launched, or cannot be decided about; or the folder cannot be made.
+        ElasticError: another driver has the folder.
     """
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    return _Driver(arrivals, nodes, settings, say).run()
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ShareError(
+            f"--output-dir: {settings.folder} cannot be made: {error.strerror}. Choose another."
+        ) from error
+    with run_lock(settings.folder, ONE_DRIVER):
+        return _Driver(arrivals, nodes, settings, say).run()
 
 
 class _Driver:
@@ -177,6 +185,7 @@ class _Driver:
                 del self._waiting[name]
                 process = SupervisedJob(one, self._settings.folder / name, self._settings.options)
                 process.read()
+                process.forgive()
                 asked = process.workers if process.pid is not None else 0  # an earlier driver left it
                 self._jobs[name] = _Driven(process, time.time() - self._began_s, asked=asked)
                 self._write("job_arrived", name, step=process.step)

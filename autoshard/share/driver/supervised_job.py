@@ -99,8 +99,14 @@ class SupervisedJob:
         ]
         self._reader = EventReader(run_dir)
         self._events: list[Event] = []
+        self._num_forgiven = 0
+        """So many of the events were there before a failure counts."""
         self._process: subprocess.Popen[bytes] | None = None
         self.is_stopping = False
+
+    def forgive(self) -> None:
+        """A failure that has been read already no longer counts: who runs the job again has mended what it was."""
+        self._num_forgiven = len(self._events)
 
     def start(self, workers: int) -> None:
         """Starts it with so many workers; it continues what is saved."""
@@ -143,8 +149,10 @@ class SupervisedJob:
 
     @property
     def ending(self) -> Finished | Stopped | RunFailed | None:
-        """How its last supervisor ended; None while one runs, or if it was killed."""
+        """How its last supervisor ended; None while one runs, or if it was killed, or if its failure is forgiven."""
         last = self._events[-1] if self._events else None
+        if isinstance(last, RunFailed) and len(self._events) <= self._num_forgiven:
+            return None
         return last if isinstance(last, Finished | Stopped | RunFailed) else None
 
     @property
