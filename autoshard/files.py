@@ -51,11 +51,27 @@ def read_yaml(path: str | os.PathLike[str], *, max_bytes: int = MAX_YAML_BYTES, 
       FileFormatError: If the file cannot be read, is too large, is not UTF-8, is not YAML, or holds what the
         module docstring rules out.
     """
-    text = _read_text(path, max_bytes)
-    with _explained(path, "YAML"):
-        _check_yaml_events(path, text, max_depth)
+    return parse_yaml(_read_text(path, max_bytes), path, max_depth=max_depth)
+
+
+def parse_yaml(text: str, origin: str | os.PathLike[str], *, max_depth: int = MAX_DEPTH) -> object:
+    """Parses one YAML document as `read_yaml` does.
+
+    Args:
+      text: The document.
+      origin: What to call it in errors.
+      max_depth: Greatest legal nesting of mappings and sequences.
+
+    Returns:
+      The data; None for an empty document.
+
+    Raises:
+      FileFormatError: If it is not YAML, or holds what the module docstring rules out.
+    """
+    with _explained(origin, "YAML"):
+        _check_yaml_events(origin, text, max_depth)
         data = yaml.load(text, Loader=_PlainLoader)
-        _check_data(path, data, max_depth)
+        _check_data(origin, data, max_depth)
     return data
 
 

@@ -7,16 +7,15 @@ Nothing in a configuration names code: models, optimizers and data are looked up
 import os
 import pathlib
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autoshard.cost.host_copies import Offload
-from autoshard.errors import ConfigError
-from autoshard.files import read_yaml
+from autoshard.errors import ConfigError, FileFormatError
+from autoshard.files import parse_yaml, read_yaml
 from autoshard.train.look_up import valid_names
 
 
@@ -118,7 +117,7 @@ class TrainSection(_Section):
     profile_first_step: PositiveInt | None = None
     profile_steps: PositiveInt = 3
     on_nonfinite: Literal["stop", "continue"] = "stop"
-    output_dir: str = "runs/default"
+    output_dir: str = Field(default="runs/default", coerce_numbers_to_str=True)
     seed: NonNegativeInt = 0
     resume: bool = False
 
@@ -168,7 +167,7 @@ class AnnotationSection(_Section):
     @pydantic.model_validator(mode="after")
     def _asks_for_one(self) -> "AnnotationSection":
         if (self.replicate is None) == (self.split is None) or (self.replicate is not None and self.colocate):
-            raise ValueError("be either `replicate`, or `split` with `dims` and `colocate`")
+            raise ValueError("an annotation is either `replicate`, or `split` with `dims` and `colocate`")
         return self
 
 
@@ -271,7 +270,7 @@ class StragglersSection(_Section):
     absorbs: float = Field(default=4.0, ge=1)
     threshold: float = Field(default=1.3, gt=1)
     replan_after: PositiveInt = 1000
-    emulate: dict[NonNegativeInt, float] = Field(default_factory=dict)
+    emulate: dict[NonNegativeInt, Annotated[float, Field(ge=1)]] = Field(default_factory=dict)
     emulate_from: PositiveInt = 1
     emulate_until: PositiveInt | None = None
     parts: PositiveInt | None = None
@@ -280,7 +279,7 @@ class StragglersSection(_Section):
     def _parts_only_move(self) -> "StragglersSection":
         if self.parts is not None and self.mode in ("resize", "semi"):
             raise ValueError(
-                f"with parts of a batch nothing is left out: mode is migrate, auto or off; received {self.mode}"
+                f"with parts of a batch nothing is left out: mode is migrate, auto or off, not {self.mode}"
             )
         return self
 
@@ -392,7 +391,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         return TrainConfig.model_validate(data)
     except pydantic.ValidationError as error:
-        faults = [_explain(fault) for fault in error.errors(include_url=False)]
+        faults = _explained(error, data)
         raise ConfigError("\n".join([f"{shown}: the configuration is not valid.", *faults])) from None
 
 
@@ -405,7 +404,7 @@ def config_of_text(text: str, origin: str) -> TrainConfig:
     try:
         return TrainConfig.model_validate_json(text)
     except pydantic.ValidationError as error:
-        faults = [_explain(fault) for fault in error.errors(include_url=False)]
+        faults = _explained(error, None)
         raise ConfigError("\n".join([f"{origin}: the configuration in it is not valid here.", *faults])) from None
 
 
@@ -424,9 +423,11 @@ def _override(data: dict[str, Any], item: str) -> None:
     if not equals or not all(names):
         raise ConfigError(f"An override is written section.key=value; received {item!r}. Try: train.steps=100.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"The value of override {item!r} is not YAML. Put quotes around it.") from error
+        value = parse_yaml(text, f"override {item!r}")
+    except FileFormatError as error:
+        told, step, rest = str(error).partition("Correct the file.")
+        quotes = "Correct the value, or put quotes around it." if step else ""
+        raise ConfigError(f"{told}{quotes}{rest}") from error
     place = data
     for depth, name in enumerate(names[:-1]):
         if place.get(name) is None:
@@ -440,20 +441,73 @@ def _override(data: dict[str, Any], item: str) -> None:
     place[names[-1]] = value
 
 
-def _explain(fault: Mapping[str, Any]) -> str:
-    """One line: the key, the rule, what was received, and the next step."""
-    location = fault["loc"]
-    key = ".".join(str(part) for part in location)
-    if fault["type"] != "extra_forbidden":
-        rule = fault["msg"].removeprefix("Input ").removeprefix("should ")
-        return f"  {key}: must {rule}; received {_shown(fault['input'])}. Correct the value or leave the key out."
-    valid = _keys_at(location[:-1])
-    return f"  {key}: no such key; received {_shown(fault['input'])}.{valid_names(str(location[-1]), valid)}"
+_RULES = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "a mapping of names to values",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "a mapping of names to values",
+    "string_type": "text",
+    "too_short": "a list that is not empty",
+}
+"""What a value must be, by the type of Pydantic's error."""
+
+
+def _explained(error: pydantic.ValidationError, data: Any) -> list[str]:
+    """A line for each key at fault: the key, the rules, what was received, and the next step.
+
+    Args:
+        error: what is wrong with the configuration.
+        data: it as plain data, so that what Pydantic calls the members of a union is told from keys; or None.
+    """
+    lines: list[str] = []
+    rules: dict[str, list[str]] = {}
+    received: dict[str, str] = {}
+    for fault in error.errors(include_url=False):
+        location = fault["loc"] if data is None else _place(fault["loc"], data)
+        key, kind = ".".join(map(str, location)), fault["type"]
+        if kind == "extra_forbidden":
+            valid = valid_names(str(location[-1]), _keys_at(location[:-1]))
+            lines.append(f"  {key}: no such key; received {_shown(fault['input'])}.{valid}")
+            continue
+        rule = _RULES.get(kind) or fault["msg"].removeprefix("Input should be ")
+        if kind == "value_error":  # of a validator here, which states its rule as a sentence
+            lines.append(
+                f"  {key}: {fault['msg'].removeprefix('Value error, ')}; received {_shown(fault['input'])}. Correct it."
+            )
+            continue
+        own = rules.setdefault(key, [])
+        if rule not in own:
+            own.append(rule)
+        received.setdefault(key, _shown(fault["input"]))
+    for key, own in rules.items():
+        rule = ", or ".join(own)
+        lines.append(f"  {key}: must be {rule}; received {received[key]}. Correct the value or leave the key out.")
+    return lines
+
+
+def _place(location: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
+    """The keys in `location` that are those of `data`; Pydantic also names the members of unions there."""
+    place: list[int | str] = []
+    for part in location:
+        if (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        ):
+            data = data[part]
+            place.append(part)
+    return tuple(place)
 
 
 def _keys_at(location: Sequence[Any]) -> list[str]:
     model: type[BaseModel] = TrainConfig
     for part in location:
+        if isinstance(part, int):
+            continue  # an entry of a list, whose kind is known
         annotation = model.model_fields[part].annotation
         kinds = (*typing.get_args(annotation), annotation)
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))

@@ -41,6 +41,20 @@ def test_a_preset_may_look_like_a_number(written):
     assert load_config(written("model: {name: unet}"), ["model.preset=64"]).model.preset == "64"
 
 
+def test_an_override_is_read_as_the_file_is(written):
+    """By YAML 1.2: `010` is ten, and a date is text, as a name of a folder may be."""
+    items = ["data.seed=010", "train.output_dir=2026-11-30", "train.steps=1e3"]
+    config = load_config(written(""), items)
+    assert (config.data.seed, config.train.output_dir, config.train.steps) == (10, "2026-11-30", 1000)
+    assert config == load_config(written("data: {seed: 010}\ntrain: {output_dir: 2026-11-30, steps: 1e3}"))
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "&a 1", "!!python/object:os.x", "[1"])
+def test_an_override_may_hold_what_a_file_may_hold(written, value):
+    with pytest.raises(ConfigError, match="override 'optimizer.learning_rate="):
+        load_config(written(""), [f"optimizer.learning_rate={value}"])
+
+
 def test_a_later_override_wins(written):
     assert load_config(written(""), ["train.steps=1", "train.steps=2"]).train.steps == 2
 
@@ -63,6 +77,12 @@ def test_paths_in_the_file_are_relative_to_it_and_overridden_ones_are_not(writte
         ("optimizer: {schedule: step}", ["optimizer.schedule", "'cosine'", "'step'"]),
         ("plan: {mesh: {data: 0}}", ["plan.mesh.data", "received 0"]),
         ("model: {overrides: {num_layers: [a]}}", ["model.overrides.num_layers"]),
+        ("plan: {annotations: [{replicat: 2}]}", ["plan.annotations.0.replicat: no such key", "`replicate`"]),
+        ("plan: {annotations: [{}]}", ["plan.annotations.0: an annotation is either `replicate`, or `split`"]),
+        ("plan: {micro_batches: some}", ["plan.micro_batches: must be a whole number, or 'as_written' or 'search';"]),
+        ("plan: {stages: 2}", ["plan.stages: must be a mapping of names to values; received 2"]),
+        ("execution: {worker_cpus: []}", ["execution.worker_cpus: must be a list that is not empty"]),
+        ("stragglers: {emulate: {1: 0.5}}", ["stragglers.emulate.1", "greater than or equal to 1"]),
     ],
 )
 def test_errors_name_file_key_value_and_next_step(written, text, told):

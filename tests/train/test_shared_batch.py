@@ -96,7 +96,7 @@ def test_what_cannot_be_shared_out_is_refused(tmp_path, stragglers, plan, messag
 
 
 def test_parts_are_never_left_out():
-    with pytest.raises(ConfigError, match="nothing is left out: mode is migrate, auto or off; received resize"):
+    with pytest.raises(ConfigError, match="nothing is left out: mode is migrate, auto or off, not resize"):
         config_of_text(json.dumps({"stragglers": {"mode": "resize", "parts": 8}}), "test")
 
 
