@@ -114,21 +114,23 @@ def _carry_out(
         say("All tables are better on the devices; the run goes on as without execution.mode.")
         config = config.model_copy(update={"execution": ExecutionSection()})
     with _checkpoints(config, folder, say, worker) as checkpoints:
-        first_step = checkpoints.latest_step() or 0
-        if first_step >= config.train.steps:
-            say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
-            return TrainResult(first_step, None, False, folder)
-        if first_step:
+        saved_step = checkpoints.latest_step() or 0
+        if saved_step >= config.train.steps:
+            say(f"Nothing to do: {folder} holds a checkpoint of step {saved_step}, the last one wanted.")
+            return TrainResult(saved_step, None, False, folder)
+        if saved_step:
             checkpoints.check_fit(jax.eval_shape(functions.init, config.train.seed))
         if worker.is_supervised:
             run = _run_of_generation(config, functions, data, folder, console, worker)
         else:
-            plan = _plan(config, functions, folder, first_step, console)
+            plan = _plan(config, functions, folder, saved_step, console)
             run = planned_run(config, functions, data, plan, folder)
         restored = worker.restored(lambda: run.saved_state(checkpoints), run.initial_state)
         state, first_step = restored.state, restored.step
         if restored.source is not None:
             say(f"Resumed from the checkpoint of step {first_step}, from {restored.source}.")
+        elif saved_step:
+            say("warning: no checkpoint of this run is undamaged; it begins anew, with step 1.")
         work = step_work(run.functions, data, run.plan, config.data.batch_size)
         with Reports(
             config.train, folder if is_first() else None, console, first_step, generation=worker.generation

@@ -215,6 +215,18 @@ def tf_records(content: bytes) -> list[bytes]:
     return records
 
 
+@pytest.mark.slow
+def test_a_run_none_of_whose_checkpoints_is_undamaged_says_that_it_begins_anew(runs, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(runs.resumed[0], folder)
+    saved = [path for path in (folder / "checkpoints").iterdir() if path.is_dir()]
+    for path in saved:
+        (path / "state" / "_METADATA").unlink()
+    _, printed = run(config_of(folder, steps=runs.last + 1, resume=True))
+    assert printed.count("warning: a checkpoint is damaged") == len(saved) > 0
+    assert "begins anew, with step 1" in printed and "completed step: 1," in printed
+
+
 def test_model_flops_count_products_of_the_forward_pass_thrice():
     product = lambda state, batch: {"loss": (jax.nn.relu(batch @ state["w"]) @ state["v"]).sum()}
     state = {"w": jax.ShapeDtypeStruct((4, 6), "float32"), "v": jax.ShapeDtypeStruct((6, 2), "float32")}
