@@ -14,7 +14,7 @@ from autoshard.calibration.partial import Setting, Times, read_times, side_file,
 from autoshard.calibration.probes import ROW_BY_ROW, Measures, Probe, probes
 from autoshard.calibration.programs import Program, program, typical_and_spread
 from autoshard.cluster import Calibration, Cluster, PairSpeeds, Slice
-from autoshard.errors import ClusterError
+from autoshard.errors import ClusterError, FileFormatError
 from autoshard.interrupts import StopRequest, stop_on_signals
 
 PASSES, REPEATS, TARGET_S = 3, 3, 0.03
@@ -80,6 +80,10 @@ def calibrate(
       KeyboardInterrupt: If Ctrl-C stopped it; what was timed is kept.
     """
     before, hardware = _hardware(cluster)
+    if pairs:
+        _check_one_group(before)
+    if os.path.isdir(out):
+        raise FileFormatError(f"{os.fsdecode(out)}: the cluster file to write is a folder. Name a file in it.")
     devices = jax.devices()
     dtypes = _dtypes(hardware, devices[0].platform)
     setting = Setting(jax.__version__, devices[0].device_kind, len(devices), quick, dtypes)
@@ -112,13 +116,16 @@ def calibrate(
     return Calibrated(after, before, found)
 
 
-def _with_pairs(cluster: Cluster, speeds: PairSpeeds) -> Cluster:
-    """A cluster of one group with the speeds of its devices, which take the place of all links."""
+def _check_one_group(cluster: Cluster) -> None:
     if len(cluster.groups) != 1:
         raise ClusterError(
             f"pairs are measured of the devices of one node group; cluster {cluster.name!r} has {len(cluster.groups)}. "
             "Leave --pairs out, or calibrate each group alone."
         )
+
+
+def _with_pairs(cluster: Cluster, speeds: PairSpeeds) -> Cluster:
+    """A cluster of one group with the speeds of its devices, which take the place of all links."""
     own = dataclasses.replace(cluster.groups[0], pairs=speeds, tiers=(), rails=None, torus=None)
     return dataclasses.replace(cluster, groups=(own,))
 

@@ -138,6 +138,9 @@ def test_a_damaged_or_foreign_side_file_is_refused(small, tmp_path):
 def test_what_cannot_be_measured_or_written_is_refused_at_once(small, tmp_path, monkeypatch):
     with pytest.raises(FileFormatError, match="cannot be written"):
         calibrate(tmp_path / "missing" / "cluster.yaml", quick=True)
+    with pytest.raises(FileFormatError, match="is a folder. Name a file in it"):
+        calibrate(tmp_path, quick=True)
+    assert not side_file(tmp_path).exists()
     with pytest.raises(ClusterError, match="has 16, and JAX sees 8"):
         calibrate(tmp_path / "c.yaml", cluster=CLUSTERS / "h100x16.yaml", quick=True)
     with pytest.raises(ClusterError, match="devices of one kind"):
