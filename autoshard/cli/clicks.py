@@ -1,5 +1,6 @@
 """`autoshard clicks`."""
 
+import math
 import pathlib
 from typing import Annotated
 
@@ -15,12 +16,17 @@ EPILOG = (
     "most that any model can reach on them."
 )
 
+MOST_CATEGORIES = 1 << 26
+"""So many ids of each of 26 tables have different hashes of 32 bits."""
+
 
 def clicks(
     out: Annotated[pathlib.Path, typer.Argument(metavar="FILE", help="The click log to write.")],
     examples: Annotated[int, typer.Option(min=1, help="Lines of the log.")] = 100_000,
     seed: Annotated[int, typer.Option(min=0, help="Draws the examples; the rule behind them is always the same.")] = 0,
-    categories: Annotated[int, typer.Option(min=1, help="Categories of each of the 26 tables.")] = 1000,
+    categories: Annotated[
+        int, typer.Option(min=1, max=MOST_CATEGORIES, help="Categories of each of the 26 tables.")
+    ] = 1000,
     zipf: Annotated[
         float, typer.Option(min=0, help="Zipf exponent of how often categories occur; 0: all alike.")
     ] = 1.1,
@@ -37,7 +43,11 @@ def clicks(
             told = click_metrics(*write_clicks(out, made))
         except OSError as error:
             raise ConfigError(f"{out} cannot be written: {error.strerror}. Choose another file.") from error
+        ranks = f"AUC {told.auc:.4f}, normalised entropy {told.normalized_entropy:.4f}"
+        if math.isnan(told.auc):
+            ranks = "and no AUC, which takes both clicks and others: raise --examples"
+        count = "1 example" if examples == 1 else f"{examples:,} examples"
         typer.echo(
-            f"Wrote {examples:,} examples to {out}, {told.click_share:.1%} of them clicks. The hidden model itself: "
-            f"log loss {told.log_loss:.4f}, AUC {told.auc:.4f}, normalised entropy {told.normalized_entropy:.4f}."
+            f"Wrote {count} to {out}, {told.click_share:.1%} of them clicks. The hidden model itself: "
+            f"log loss {told.log_loss:.4f}, {ranks}."
         )

@@ -6,10 +6,12 @@ import pathlib
 
 import numpy as np
 import pytest
+import typer.testing
 from autoshard_models import dlrm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autoshard.cli import app
 from autoshard.errors import ConfigError, FileFormatError
 from autoshard.train.config import TrainConfig
 from autoshard.train.data.criteo import (
@@ -298,3 +300,21 @@ def test_made_categories_of_a_table_have_hashes_of_their_own(tmp_path):
 def test_impossible_logs_are_refused():
     with pytest.raises(ConfigError, match="at least one example"):
         MadeClicks(0)
+
+
+def test_a_log_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "folder").mkdir()
+    result = typer.testing.CliRunner().invoke(app, ["clicks", str(tmp_path / "folder"), "--examples", "10"])
+    assert result.exit_code == 2 and "folder cannot be written: Is a directory" in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_log_of_one_example_has_no_auc(tmp_path):
+    result = typer.testing.CliRunner().invoke(app, ["clicks", str(tmp_path / "log"), "--examples", "1"])
+    told = " ".join(result.output.split())
+    assert result.exit_code == 0 and "Wrote 1 example to" in told and "no AUC" in told and "nan" not in told
+
+
+def test_there_are_no_more_categories_than_hashes(tmp_path):
+    result = typer.testing.CliRunner().invoke(app, ["clicks", str(tmp_path / "log"), "--categories", "100000000"])
+    assert result.exit_code == 2 and not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@
 The rule is the same for every seed; the seed draws the examples. No model can rank better than the hidden one.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -105,12 +106,17 @@ def write_clicks(path: str | os.PathLike[str], made: MadeClicks) -> tuple[np.nda
     """
     log_odds, labels = [], []
     part = pathlib.Path(f"{os.fspath(path)}.part")
-    with part.open("w", encoding="ascii", newline="\n") as file:
-        for clicks, odds in made.chunks():
-            file.writelines(_lines(clicks))
-            log_odds.append(odds.astype(np.float32))
-            labels.append(clicks.labels.astype(np.float32))
-    part.replace(path)
+    try:
+        with part.open("w", encoding="ascii", newline="\n") as file:
+            for clicks, odds in made.chunks():
+                file.writelines(_lines(clicks))
+                log_odds.append(odds.astype(np.float32))
+                labels.append(clicks.labels.astype(np.float32))
+        part.replace(path)
+    except BaseException:  # Ctrl-C, too: who trains on the folder would read what is there of it
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
     return np.concatenate(log_odds), np.concatenate(labels)
 
 
