@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.balance.batch_shares import moved_parts
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
-from autoshard.train.emulation import slowed_ranks
+from autoshard.train.emulation import check_ranks, slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.shared_batch import SharedBatchCall
 from autoshard.train.watch import Watch
@@ -28,6 +28,9 @@ class SlowReplicas:
         section: what may be done. step: the step of the run.
         report: takes what is found and done.
         times: measures the devices; None for `DeviceTimes`.
+
+    Raises:
+        ConfigError: a rank that is not there is to be slowed.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class SlowReplicas:
         times: Times | None = None,
     ):
         self._section, self._step, self._report = section, step, report
+        check_ranks(section, step.step.axis, step.step.replicas)
         times = times or DeviceTimes(step.mesh, lambda: step.slowed.tolist(), self._work)
         self._watch = Watch(times, range(step.step.replicas), section.threshold)
 
@@ -48,7 +52,7 @@ class SlowReplicas:
             number: of the step that comes, counted from 1.
         """
         step = self._step.step
-        wanted = slowed_ranks(self._section, number, step.axis, step.replicas)
+        wanted = slowed_ranks(self._section, number)
         self._step.slowed = np.asarray([round(wanted.get(rank, 1)) for rank in range(step.replicas)], np.int32)
 
     def after_step(self, number: int, step_s: float, state: Any) -> None:

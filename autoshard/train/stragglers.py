@@ -20,7 +20,7 @@ from autoshard.plans.movable_work import busiest_axis, island_seconds, parts_of
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.train.config import StragglersSection
 from autoshard.train.device_times import DeviceTimes, Times
-from autoshard.train.emulation import slowed_ranks
+from autoshard.train.emulation import check_ranks, slowed_ranks
 from autoshard.train.metrics import StragglerReport
 from autoshard.train.unit_scores import UnitScores
 from autoshard.train.watch import Watch
@@ -34,6 +34,9 @@ class Stragglers:
             arguments by shape.
         report: takes what is found and done.
         times: measures the devices; None for `DeviceTimes`.
+
+    Raises:
+        ConfigError: a rank that is not there is to be slowed.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Stragglers:
         self._bytes_per_s = link.bandwidth_bytes_per_s
         self._place_of = _coordinates(plan, self._axis)
         self._ways = self._shares.axes[self._axis]
+        check_ranks(section, self._axis, self._ways)
         times = times or DeviceTimes(step.mesh, self._emulated, self._work)
         self._watch = Watch(times, self._place_of, section.threshold)
         self._scores = UnitScores(self._shares.options.priority, [rooms[n] for n in self._rooms], graph, step.mesh)
@@ -76,7 +80,7 @@ class Stragglers:
         Args:
             number: of the step that comes, counted from 1.
         """
-        wanted = slowed_ranks(self._section, number, self._axis, self._ways)
+        wanted = slowed_ranks(self._section, number)
         if wanted != self._slowed:
             self._slowed = wanted
             self._shares.slow(wanted, self._axis)

@@ -81,6 +81,13 @@ def test_a_slow_replica_is_named_gets_fewer_parts_and_later_as_many_as_others():
     assert counts[-1] == [4] * RANKS
 
 
+def test_a_replica_that_is_not_there_cannot_be_slowed():
+    step = UnevenStep(TrainStep(lambda p, b, r: (0.0, {}), optax.sgd(0.1)), RANKS, PARTS)
+    section = StragglersSection(mode="migrate", parts=PARTS, emulate={RANKS: 2.0}, emulate_from=50)
+    with pytest.raises(ConfigError, match=f"ranks of axis `data` are 0 to {RANKS - 1}; received {RANKS}"):
+        SlowReplicas(section, Shares(step, step.even, np.ones(RANKS, int)), print, Trace())
+
+
 @pytest.mark.parametrize(
     ("stragglers", "plan", "message"),
     [

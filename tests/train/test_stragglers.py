@@ -120,8 +120,8 @@ def test_scores_are_sums_over_all_that_a_unit_has(plan):
 
 
 def test_a_rank_that_is_not_there_cannot_be_slowed(plan):
-    section = StragglersSection(mode="migrate", emulate={RANKS: 2.0})
+    """Which is told before the first step, and not when the emulation begins."""
+    section = StragglersSection(mode="migrate", emulate={RANKS: 2.0}, emulate_from=50)
     run = plan.jit(step, balance=Balance(mode="migrate", can_be_slowed=True))
-    watched = Stragglers(section, plan, run, step, (jax.eval_shape(init, 0), X), print, times=Trace())
     with pytest.raises(ConfigError, match="0 to 7"):
-        watched.before_step(1)
+        Stragglers(section, plan, run, step, (jax.eval_shape(init, 0), X), print, times=Trace())
