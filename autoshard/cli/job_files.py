@@ -46,6 +46,11 @@ def job_file(
             "--emit: a job asks for what its workers take; give --gpus-per-worker, or --devices-per-worker to train on "
             "CPU devices."
         )
+    if kind == "slurm" and image is not None:
+        raise ConfigError(
+            f"--image: is for --emit kubernetes, and Slurm's workers use this Python environment; received {image!r}. "
+            "Leave it out."
+        )
     if settings.train.checkpoint_every is None:
         raise ConfigError(
             "--emit: a job continues from checkpoints when it is started again, and train.checkpoint_every is null, so "

@@ -88,6 +88,12 @@ def launch(
                 nl=False,
             )
             return
+        for option, value in (("--gpus-per-worker", gpus_per_worker), ("--image", image)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option}: is for job files, and there is no --emit; received {value!r}. Add --emit, or leave it "
+                    "out: a worker takes the accelerators of its host, or --devices-per-worker CPU devices."
+                )
         from autoshard.launch.engines.local import LocalEngine
         from autoshard.launch.engines.protocol import Engine
         from autoshard.launch.engines.ray_cluster import RayEngine

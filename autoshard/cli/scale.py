@@ -10,7 +10,8 @@ from autoshard.errors import ElasticError
 
 EPILOG = (
     "Example:\n\n    autoshard scale runs/quickstart --workers 3\n\n"
-    "The run is saved first, so that no step is lost, and goes on with that many workers within its MIN:MAX."
+    "The run is saved first, so that no step is lost, and goes on with that many workers: at most its MAX, and below "
+    "its MIN if you ask for so few."
 )
 
 

@@ -58,6 +58,7 @@ def test_the_configuration_of_a_job_set_is_in_its_file(tmp_path):
     ("arguments", "message"),
     [
         (["slurm", "--gpus-per-worker", "8"], "train.checkpoint_every is null"),
+        (["slurm", "--gpus-per-worker", "8", "--image", "a:1"], "--image: is for --emit kubernetes"),
         (["slurm", "train.checkpoint_every=20"], "give --gpus-per-worker"),
         (
             ["slurm", "train.checkpoint_every=20", "--gpus-per-worker", "8", "--devices-per-worker", "8"],
@@ -73,3 +74,16 @@ def test_the_configuration_of_a_job_set_is_in_its_file(tmp_path):
 def test_what_is_missing_is_told(arguments, message):
     result = emitted(*arguments)
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize("option", [["--gpus-per-worker", "8"], ["--image", "a:1"]])
+def test_what_only_job_files_have_is_refused_without_one(tmp_path, option):
+    result = CliRunner().invoke(app, ["launch", CONFIG, f"train.output_dir={tmp_path / 'run'}", *option])
+    assert result.exit_code == 2 and f"{option[0]}: is for job files" in " ".join(result.output.split())
+    assert not list((tmp_path / "run").glob("*"))
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["launch", CONFIG, f"train.output_dir={tmp_path / 'file'}"])
+    assert result.exit_code == 2 and "file cannot be made: File exists." in " ".join(result.output.split())
