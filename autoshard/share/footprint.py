@@ -81,7 +81,10 @@ def cluster_of(footprint: Footprint, cluster: Cluster) -> Cluster:
         group = next((g for g in cluster.groups if g.name == part.group), None)
         if group is None:
             known = ", ".join(g.name for g in cluster.groups)
-            raise ShareError(f"{footprint}: the cluster {cluster.name!r} has no group {part.group!r}, but {known}.")
+            raise ShareError(
+                f"{footprint}: the cluster {cluster.name!r} has no group {part.group!r}, but {known}. Name one of them "
+                "in the jobs file, or take another cluster."
+            )
         if part.num_nodes > group.num_nodes or part.devices_per_node > group.devices_per_node:
             raise ShareError(
                 f"{footprint}: the group {group.name!r} has {group.num_nodes} nodes of {group.devices_per_node} "

@@ -29,7 +29,7 @@ class _HeliosRow(pydantic.BaseModel):
     gpu_num: int
     state: str
     submit_time: datetime.datetime
-    duration: float
+    duration: pydantic.FiniteFloat
 
     def job(self) -> TraceJob:
         arrival_s = self.submit_time.replace(tzinfo=datetime.UTC).timestamp()
@@ -43,9 +43,9 @@ class _HeliosRow(pydantic.BaseModel):
 
 class _OwnRow(pydantic.BaseModel):
     name: str
-    arrival_s: float
+    arrival_s: pydantic.FiniteFloat
     num_devices: int
-    duration_s: float
+    duration_s: pydantic.FiniteFloat
 
     def job(self) -> TraceJob:
         return TraceJob(self.name, self.arrival_s, self.num_devices, self.duration_s)
@@ -72,8 +72,9 @@ def read_table(path: pathlib.Path) -> tuple[TraceJob, ...]:
                     jobs.append(kind.model_validate(row).job())
                 except pydantic.ValidationError as error:
                     fault = error.errors()[0]
+                    rule = fault["msg"].removeprefix("Input should ").partition(", ")[0]
                     raise ShareError(
-                        f"{path}, line {reader.line_num}: {fault['loc'][0]}: {fault['msg']}; received "
+                        f"{path}, line {reader.line_num}: {fault['loc'][0]} must {rule}; received "
                         f"{fault['input']!r:.60}. Correct the line."
                     ) from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
