@@ -85,6 +85,15 @@ class JobEntry(Schema):
             raise broken_rule(f"must have 1 <= least_devices <= most_devices; received {least} and {most}.")
         if self.weight <= 0 or self.move_s < 0 or self.arrival_s < 0 or (self.steps is not None and self.steps < 1):
             raise broken_rule("must have weight and steps above 0, and move_s and arrival_s of 0 or more.")
+        for name in ("deadline_s", "request", "most_device_hours"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise broken_rule(f"must have a {name} above 0, or none; received {value}.")
+        if self.deadline_s is not None and self.deadline_s <= self.arrival_s:
+            raise broken_rule(
+                f"must have a deadline_s after its arrival_s, both from the start; received {self.deadline_s} and "
+                f"{self.arrival_s}."
+            )
         return self
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from examples import MIXED, job, nodes, place, situation
 
-from autoshard.errors import ConfigError
+from autoshard.errors import ConfigError, ShareError
 from autoshard.share.allocation.objective import DecisionRules
 from autoshard.share.emit.kueue import kueue_text
 from autoshard.share.emit.ranking import Ranked, ranked
@@ -36,6 +36,12 @@ def test_those_that_run_come_first_and_the_short_before_the_long():
     order = ranked(own, decision, DecisionRules())
     assert [one.name for one in order] == ["short", "long", "waits"] and order[-1].footprint is None
     assert all(one.priority > other.priority for one, other in itertools.pairwise(order))
+
+
+def test_two_jobs_of_one_name_in_kubernetes_are_refused():
+    alike = Ranked("Short_Job", 5, None)
+    with pytest.raises(ShareError, match="'short job' and 'Short_Job' are both 'short-job' there"):
+        kueue_text((*JOBS, alike), MIXED)
 
 
 def test_kueue_gets_quotas_priorities_and_sizes():

@@ -83,7 +83,7 @@ def test_our_own_form_is_read_as_it_is_written(tmp_path):
         ("t.csv", "name,arrival_s,num_devices,duration_s\na,0,0,1\n", "at least one job that ran.*received none"),
         ("t.csv", "name,arrival_s,num_devices,duration_s\na,0,1,1\na,2,1,1\n", "different names; 'a' is there 2 times"),
         ("t.csv", "", "received none"),
-        ("t.json", "{}", "no cluster_job_log of the Philly traces"),
+        ("t.json", "{}", "no cluster_job_log of the Philly traces: the file: should be a valid array; received {}"),
         ("t.json", '[{"jobid": "a", "status": "Gone", "submitted_time": "2017-10-07 00:00:00"}]', "status"),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoshard.cluster import Cluster
+from autoshard.errors import ShareError
 from autoshard.files import yaml_text
 from autoshard.launch.emit.request import job_name
 from autoshard.share.emit.ranking import Ranked
@@ -21,7 +22,19 @@ _QUEUE = "autoshard"
 
 
 def kueue_text(ranked: Sequence[Ranked], cluster: Cluster, resource: str = "nvidia.com/gpu") -> str:
-    """YAML documents for `kubectl apply`: flavors with quotas, queues, a priority class and the labels for each job."""
+    """YAML documents for `kubectl apply`: flavors with quotas, queues, a priority class and the labels for each job.
+
+    Raises:
+        ShareError: two jobs would have the same name in Kubernetes.
+    """
+    given: dict[str, str] = {}
+    for one in ranked:
+        other = given.setdefault(job_name(one.name), one.name)
+        if other != one.name:
+            raise ShareError(
+                f"--emit kueue: names in Kubernetes have lower-case letters, digits and hyphens, and {other!r} and "
+                f"{one.name!r} are both {job_name(one.name)!r} there. Rename one of the jobs."
+            )
     documents = [*_flavors(cluster), _cluster_queue(cluster, resource), _local_queue()]
     documents += [_priority(one) for one in ranked]
     documents.append(_labels(ranked))

@@ -46,6 +46,15 @@ _JOBS = pydantic.TypeAdapter(list[_Job])
 _ENDINGS = {"Pass": Ending.DONE, "Killed": Ending.KILLED, "Failed": Ending.FAILED}
 
 
+def _reason(error: OSError | ValueError) -> str:
+    """Why a log cannot be read, in a line."""
+    if isinstance(error, pydantic.ValidationError):
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the file"
+        return f"{place}: {fault['msg'].removeprefix('Input ')}; received {fault['input']!r:.60}"
+    return " ".join(str(error).split())
+
+
 def read_philly(path: pathlib.Path) -> tuple[TraceJob, ...]:
     """The jobs that ran on GPUs for some time, by submission.
 
@@ -56,7 +65,7 @@ def read_philly(path: pathlib.Path) -> tuple[TraceJob, ...]:
         text = path.read_text().replace('"None"', "null")  # times of attempts that never ended
         jobs = _JOBS.validate_json(text)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = _reason(error)
         raise ShareError(
             f"{path}: this is no cluster_job_log of the Philly traces: {reason:.300}. Take the file from philly-traces."
         ) from error
