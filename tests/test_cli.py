@@ -45,6 +45,12 @@ def test_a_plan_is_printed_saved_and_explained(tmp_path):
     assert explained.stdout == result.stdout
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_numbers_of_options_are_finite(value):
+    result = invoke("plan", CONFIGS / "quickstart.yaml", "--budget-gb", value)
+    assert result.exit_code == 2 and "a number must be finite" in one_line(result.output)
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [

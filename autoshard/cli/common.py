@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,14 @@ from autoshard.errors import AutoshardError, ConfigError, TransferError
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped: 128 + SIGINT, as shells count."""
+
+
+def finite(value: float | None) -> float | None:
+    """Refuses an option that is infinite or no number, which bounds alone do not; a callback of `typer.Option`."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"a number must be finite; received {value}.")
+    return value
+
 
 Config = Annotated[pathlib.Path, typer.Argument(metavar="CONFIG", help="A training configuration, in YAML.")]
 Overrides = Annotated[

@@ -14,6 +14,7 @@ from autoshard.cli.common import (
     Overrides,
     Traceback,
     errors_shown,
+    finite,
     load_settings,
     plan_settings,
     use_cpu_devices,
@@ -57,9 +58,15 @@ def compare(
         pathlib.Path | None,
         typer.Option(metavar="FILE", help="Draw time and memory into this .html, .png or .svg file; needs matplotlib."),
     ] = None,
-    budget_gb: Annotated[float | None, typer.Option(help="Memory for each device, in 1e9 bytes.")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds that the search on each mesh may take.")] = None,
-    work_limit: Annotated[float | None, typer.Option(help="Limit in units of counted work, not by the clock.")] = None,
+    budget_gb: Annotated[
+        float | None, typer.Option(callback=finite, help="Memory for each device, in 1e9 bytes.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(callback=finite, help="Seconds that the search on each mesh may take.")
+    ] = None,
+    work_limit: Annotated[
+        float | None, typer.Option(callback=finite, help="Limit in units of counted work, not by the clock.")
+    ] = None,
     cache: Cache = None,
     devices: Devices = None,
     traceback: Traceback = False,

@@ -13,6 +13,7 @@ from autoshard.cli.common import (
     Overrides,
     Traceback,
     errors_shown,
+    finite,
     load_settings,
     plan_settings,
     use_cpu_devices,
@@ -51,15 +52,20 @@ def plan(
     ] = None,
     out: Annotated[pathlib.Path | None, typer.Option(help="Save the plan to this file.")] = None,
     budget_gb: Annotated[
-        float | None, typer.Option(help="Memory that the plan may use on each device, in 1e9 bytes.")
+        float | None, typer.Option(callback=finite, help="Memory that the plan may use on each device, in 1e9 bytes.")
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option(help="Seconds that the search on each mesh may take; two runs by the clock may end differently."),
+        typer.Option(
+            callback=finite,
+            help="Seconds that the search on each mesh may take; two runs by the clock may end differently.",
+        ),
     ] = None,
     work_limit: Annotated[
         float | None,
-        typer.Option(help="Limit in units of counted work, not by the clock: the answer is repeatable."),
+        typer.Option(
+            callback=finite, help="Limit in units of counted work, not by the clock: the answer is repeatable."
+        ),
     ] = None,
     cache: Cache = None,
     check: Annotated[

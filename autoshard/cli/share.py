@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import rich.console
 import typer
 
-from autoshard.cli.common import INTERRUPTED, Figures, Traceback, errors_shown
+from autoshard.cli.common import INTERRUPTED, Figures, Traceback, errors_shown, finite
 from autoshard.errors import ConfigError
 
 EPILOG = (
@@ -38,10 +38,17 @@ def share(
         int, typer.Option(min=1, max=12, help="Periods that are planned, each twice as long as the one before; 1: now.")
     ] = 1,
     payback: Annotated[
-        float, typer.Option(min=1, help="Seconds within which a move must pay; the first period of the horizon.")
+        float,
+        typer.Option(
+            callback=finite, min=1, help="Seconds within which a move must pay; the first period of the horizon."
+        ),
     ] = 900.0,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that a decision may take.")] = 10.0,
-    gap: Annotated[float, typer.Option(min=0, help="Relative distance from the bound that is good enough.")] = 0.001,
+    time_limit: Annotated[
+        float, typer.Option(callback=finite, min=0.1, help="Seconds that a decision may take.")
+    ] = 10.0,
+    gap: Annotated[
+        float, typer.Option(callback=finite, min=0, help="Relative distance from the bound that is good enough.")
+    ] = 0.001,
     simulate: Annotated[str | None, typer.Option(metavar="TRACE", help=f"Simulate a trace: {_ENDINGS}")] = None,
     policies: Annotated[
         str, typer.Option(help="What is simulated, separated by commas: autoshard, fifo, sjf, rigid, sia-like.")
@@ -49,9 +56,12 @@ def share(
     num_jobs: Annotated[
         int, typer.Option(min=1, help="Jobs of a trace that is made up, or the first of a file.")
     ] = 160,
-    hours: Annotated[float, typer.Option(min=0.1, help="Hours in which the jobs of a made-up trace come.")] = 8.0,
+    hours: Annotated[
+        float, typer.Option(callback=finite, min=0.1, help="Hours in which the jobs of a made-up trace come.")
+    ] = 8.0,
     failures: Annotated[
-        float | None, typer.Option(min=0.1, help="Hours between failures of a node, on average; none without it.")
+        float | None,
+        typer.Option(callback=finite, min=0.1, help="Hours between failures of a node, on average; none without it."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of made-up traces and failures.")] = 0,
     picture: Annotated[

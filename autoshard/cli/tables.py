@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from autoshard.cli.common import Config, Overrides, Traceback, errors_shown, load_settings, use_cpu_devices
+from autoshard.cli.common import Config, Overrides, Traceback, errors_shown, finite, load_settings, use_cpu_devices
 
 EPILOG = (
     "Examples:\n\n    autoshard tables configs/dlrm_criteo_1tb.yaml\n\n"
@@ -22,7 +22,9 @@ def tables(
     cluster: Annotated[
         pathlib.Path | None, typer.Option(help="Plan for the cluster of this file, whose hosts are described.")
     ] = None,
-    zipf: Annotated[float, typer.Option(min=0, help="Zipf exponent of how often rows are read; 0: all alike.")] = 0.0,
+    zipf: Annotated[
+        float, typer.Option(callback=finite, min=0, help="Zipf exponent of how often rows are read; 0: all alike.")
+    ] = 0.0,
     max_staleness: Annotated[
         int, typer.Option(min=0, help="Steps whose updates a row may lack; with 0, results are exact.")
     ] = 0,
