@@ -5,6 +5,7 @@ import hashlib
 import json
 import pathlib
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import pydantic
@@ -58,10 +59,14 @@ class RateCache:
             return None
 
     def put(self, key: str, rate: KeptRate) -> None:
-        """Keeps it."""
-        if self.folder is not None:
+        """Keeps it; what cannot be kept is planned again the next time, after a warning."""
+        if self.folder is None:
+            return
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text_atomically(self.folder / f"{key}.json", rate.model_dump_json())
+        except (OSError, FileFormatError) as error:
+            warnings.warn(f"The speed of a job is not kept for later runs: {error}", stacklevel=2)
 
 
 def default_rate_cache() -> RateCache:

@@ -15,7 +15,7 @@ from autoshard.errors import FileFormatError, ShareError
 from autoshard.share.footprint import read_footprint
 from autoshard.share.jobs_file import JobEntry, read_jobs_file
 from autoshard.share.jobs_of_file import jobs_of_file, templates_of
-from autoshard.share.planned_rates import RateCache, planned_rates
+from autoshard.share.planned_rates import KeptRate, RateCache, planned_rates
 from autoshard.share.rates import Source
 from autoshard.solver.io.problem_file import ProblemFile, write_problem_file
 from autoshard.solver.problem import Node, Problem
@@ -132,6 +132,12 @@ def test_rates_come_from_plans_which_are_made_once(tmp_path):
     for file in tmp_path.iterdir():
         file.write_text("{")  # damaged: planned again
     assert planned_rates(TINY, SMALLER, cluster, sizes, False, cache, said.append) == first and len(said) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="not kept for later runs.*file"):
+        RateCache(tmp_path / "file").put("key", KeptRate(step_s=1.0, mesh="data=1"))
 
 
 def test_what_does_not_fit_is_left_out(tmp_path):
