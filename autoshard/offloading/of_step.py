@@ -66,7 +66,7 @@ def place_tables(
     state, batch = jax.tree.map(shape_like, (state, batch))
     found = find_tables(step, state, batch)
     if not found.tables:
-        raise ConfigError(f"Tables are placed, and the loss looks no table up. {found}. Plan the step as it is.")
+        raise ConfigError(f"Tables are placed, and the loss looks no table up: {found}. Plan the step as it is.")
     described_host(hardware)
     if isinstance(ids, Mapping) and (unknown := set(ids) - {t.path for t in found.tables}):
         raise ConfigError(f"`ids` names tables of the loss; it has none called {min(unknown)!r}.\n{found}")

@@ -6,7 +6,7 @@ from typing import Any
 from autoshard.host_tables.options import Execution
 from autoshard.offloading.choices import Choice, Place, choices_of, layers_s, spared_s
 from autoshard.offloading.compare import Compared, compared, elsewhere, with_cut
-from autoshard.offloading.search import Found, Outcome, SearchOptions, search
+from autoshard.offloading.search import Found, Outcome, SearchOptions, search, with_best_workers
 from autoshard.offloading.situation import HostCut, Situation, TableUse
 from autoshard.printing import TextConsole, amount, seconds, table
 
@@ -298,6 +298,7 @@ def _modes(placement: TablePlacement):
     made = table(
         "The best of every mode", (("mode", "left"), ("step", "right"), ("busiest", "left"), ("stale", "right"))
     )
-    for one in placement.found.considered:
+    refined = (with_best_workers(placement.situation, one.execution, one.choices) for one in placement.found.considered)
+    for one in sorted(refined, key=lambda one: one.objective_s):
         made.add_row(one.execution.outline, seconds(one.step_s), one.stages.busiest, str(one.execution.staleness))
     return made

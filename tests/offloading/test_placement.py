@@ -28,6 +28,7 @@ from autoshard.offloading.compare import with_cut
 from autoshard.offloading.placement import placement_of
 from autoshard.offloading.search import SearchOptions, outcome, search, with_best_workers, worker_counts
 from autoshard.offloading.situation import DenseWork, HostCut, HostRates, Situation, TableUse, situation
+from autoshard.printing import seconds
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
@@ -317,6 +318,19 @@ def test_what_is_compared_does_not_beat_the_plan():
     for told in ("CPUs alone", "accelerators, by table", "tables on hosts, sync", "Assumed:", "t100000000"):
         assert told in text
     assert placement.examples_per_s == pytest.approx(1024 / placement.step_s)
+
+
+def test_the_plan_is_among_the_best_of_every_mode():
+    """With the workers that are best for it: 3, where each takes a ninth of the work more; the search tries 2 and 4."""
+    rates = dataclasses.replace(NO_OVERHEAD, line_s=300e-9)
+    s = situation_of(table_of(10**9, zipf=1.05), rates=rates)
+    cpu_s = on_host(s.tables[0], s).loads.cpu_s
+    s = situation_of(*s.tables, rates=dataclasses.replace(rates, worker_s=cpu_s / 9))
+    placement = placement_of(s)
+    assert placement.execution.num_workers == 3
+    modes = str(placement).partition("The best of every mode")[2]
+    row = next(line for line in modes.splitlines() if line.startswith(placement.execution.outline))
+    assert seconds(placement.step_s) in row
 
 
 def test_exchanges_are_paid_once():
