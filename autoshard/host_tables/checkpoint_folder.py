@@ -6,6 +6,7 @@ import shutil
 
 from autoshard.checkpoints.agreement import from_first
 from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.errors import TrainingError
 
 _ALL = 1 << 20
 """More checkpoints than any run writes."""
@@ -15,13 +16,21 @@ def saved_step(folder: str | os.PathLike[str]) -> int | None:
     """The step of the newest checkpoint that `HostTables.save` has written to a folder; None if there is none.
 
     All processes of a run call it together. The first one looks for all: the others may see what it writes next.
+
+    Raises:
+      TrainingError: The newest checkpoint lacks its rows, which somebody has removed.
     """
     place = pathlib.Path(folder)
     if not from_first((place / "dense").exists):
         return None
     with dense_checkpoints(place) as checkpoints:
         step = checkpoints.latest_step()
-    return step if step is not None and has_tables(place, step) else None
+    if step is not None and not has_tables(place, step):
+        raise TrainingError(
+            f"{place}: the checkpoint of step {step} has its rows in {tables_folder(place, step).name}, which is "
+            "missing. Put that folder back, or choose another train.output_dir."
+        )
+    return step
 
 
 def dense_checkpoints(folder: pathlib.Path, keep: int | None = None) -> Checkpoints:

@@ -85,11 +85,11 @@ def train_on_host(
         say(str(held))
         assert isinstance(held.plan, Plan)
         say(str(held.plan).partition("\n\n")[0])
+        if first_step:
+            say(f"Resumed from the checkpoint of step {held.restore(folder / 'checkpoints')}.")
         if is_first():
             _kept(config, part, held).save(folder / "plan.json")
             write_text_atomically(folder / "config.yaml", yaml_text(config.model_dump(mode="json", exclude_unset=True)))
-        if first_step:
-            say(f"Resumed from the checkpoint of step {held.restore(folder / 'checkpoints')}.")
         work = step_work(functions, data, held.plan, config.data.batch_size)
         with Reports(section, folder if is_first() else None, console, first_step) as reports:
             return _Loop(config, functions, data, held, reports, work, folder, worker).take_steps(first_step)

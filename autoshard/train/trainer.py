@@ -19,6 +19,7 @@ from autoshard.elastic.decisions import decided_by_the_first, is_first
 from autoshard.elastic.worker import Cadence, Worker, run_identity
 from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
+from autoshard.host_tables.checkpoint_folder import saved_step
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
 from autoshard.plans.make import load_cluster
@@ -114,22 +115,22 @@ def _carry_out(
         say("All tables are better on the devices; the run goes on as without execution.mode.")
         config = config.model_copy(update={"execution": ExecutionSection()})
     with _checkpoints(config, folder, say, worker) as checkpoints:
-        saved_step = checkpoints.latest_step() or 0
-        if saved_step >= config.train.steps:
-            say(f"Nothing to do: {folder} holds a checkpoint of step {saved_step}, the last one wanted.")
-            return TrainResult(saved_step, None, False, folder)
-        if saved_step:
+        last_step = checkpoints.latest_step() or 0
+        if last_step >= config.train.steps:
+            say(f"Nothing to do: {folder} holds a checkpoint of step {last_step}, the last one wanted.")
+            return TrainResult(last_step, None, False, folder)
+        if last_step:
             checkpoints.check_fit(jax.eval_shape(functions.init, config.train.seed))
         if worker.is_supervised:
             run = _run_of_generation(config, functions, data, folder, console, worker)
         else:
-            plan = _plan(config, functions, folder, saved_step, console)
+            plan = _plan(config, functions, folder, last_step, console)
             run = planned_run(config, functions, data, plan, folder)
         restored = worker.restored(lambda: run.saved_state(checkpoints), run.initial_state)
         state, first_step = restored.state, restored.step
         if restored.source is not None:
             say(f"Resumed from the checkpoint of step {first_step}, from {restored.source}.")
-        elif saved_step:
+        elif last_step:
             say("warning: no checkpoint of this run is undamaged; it begins anew, with step 1.")
         work = step_work(run.functions, data, run.plan, config.data.batch_size)
         with Reports(
@@ -167,6 +168,11 @@ def _checkpoints(
     config: TrainConfig, folder: pathlib.Path, say: Callable[[str], None], worker: Worker
 ) -> Iterator[Checkpoints]:
     """The checkpoints of the run, in its folder."""
+    if (on_host := saved_step(folder / "checkpoints")) is not None:
+        raise ConfigError(
+            f"train.output_dir: {folder} holds a run with tables in host memory, saved at step {on_host}; this one "
+            "has them on the devices. Choose another folder, or give execution.mode, as that run did."
+        )
     section = config.train
     cadence = Cadence(section.checkpoint_every, section.memory_every, section.keep_checkpoints)
     identity = lambda: {"config": config.model_dump(mode="json"), **run_identity(folder)}

@@ -3,13 +3,14 @@
 import io
 import json
 import pathlib
+import shutil
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
 import rich.console
 
-from autoshard.errors import AutoshardError, ConfigError
+from autoshard.errors import AutoshardError, ConfigError, TrainingError
 from autoshard.train.config import TrainConfig
 from autoshard.train.planning import make_plan
 from autoshard.train.registry import train_functions
@@ -93,6 +94,17 @@ def test_a_run_is_resumed_with_other_workers_and_in_another_mode(on_devices, tmp
     assert "Resumed from the checkpoint of step 5" in text
     assert result.step == 6 and result.loss == pytest.approx(told(on_devices)[6]["loss"], rel=1e-5)
     assert run(resumed)[0] == TrainResult(6, None, False, tmp_path)
+    kept_files = [(tmp_path / name).read_text() for name in ("plan.json", "config.yaml")]
+    with pytest.raises(ConfigError, match="tables in host memory, saved at step 6; this one has them on"):
+        run(config_of(tmp_path, 8, train={"resume": True}))
+    other = {**ADAGRAD, "name": "sgd"}
+    longer = config_of(tmp_path, 8, optimizer=other, train={"resume": True}, execution={"mode": "sync", "lazy": True})
+    with pytest.raises(TrainingError, match="Resume with the model and optimizer that it was saved with"):
+        run(longer)
+    assert kept_files == [(tmp_path / name).read_text() for name in ("plan.json", "config.yaml")]
+    shutil.rmtree(tmp_path / "checkpoints" / "tables-6")
+    with pytest.raises(TrainingError, match="the checkpoint of step 6 has its rows in tables-6, which is missing"):
+        run(config_of(tmp_path, 8, train={"resume": True}, execution={"mode": "sync"}))
 
 
 def test_layers_at_the_host_make_no_difference_and_come_back_to_the_devices(tmp_path):
