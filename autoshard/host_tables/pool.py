@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from autoshard.checkpoints.agreement import from_all, from_first
-from autoshard.errors import TrainingError
+from autoshard.errors import ConfigError, TrainingError
 from autoshard.host_tables.messages import Begin, Done, Failed, Fetch, Fill, Load, Read, Save, Write
 from autoshard.host_tables.options import Execution
 from autoshard.host_tables.sharding import Layout, Slot
@@ -71,8 +71,10 @@ class WorkerPool:
           worker_bytes: Limit of each process's memory (RLIMIT_DATA); None for the system's.
 
         Raises:
+          ConfigError: This process may not use one of the CPUs that the workers are to use.
           TrainingError: A worker does not start, or cannot have the memory for its rows.
         """
+        _check_cpus(execution.worker_cpus)
         self.layout, self._execution = layout, execution
         self.own = range(layout.num_workers) if own is None else own
         self._failure: str | None = None
@@ -381,6 +383,17 @@ def _anonymous_file(size_bytes: int) -> int:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size_bytes)
     return descriptor
+
+
+def _check_cpus(cpus: Sequence[int] | None) -> None:
+    if not cpus or not hasattr(os, "sched_getaffinity"):
+        return
+    usable = os.sched_getaffinity(0)
+    if missing := sorted(set(cpus) - usable):
+        raise ConfigError(
+            f"worker_cpus: workers run on CPUs that this process may use, {', '.join(map(str, sorted(usable)))}; "
+            f"received {', '.join(map(str, missing))}. Name some of these, or leave it out for all."
+        )
 
 
 def bind_thread(cpus: Sequence[int] | None) -> None:

@@ -25,7 +25,7 @@ def frequent_rows(
       By path, at most so many rows, rising; fewer where fewer are looked up in the sample, equal counts by number.
 
     Raises:
-      ConfigError: There is no batch, or no such table.
+      ConfigError: There is no batch, no such table, or more rows are wanted than a table has.
     """
     sample = [jax.tree.map(np.asarray, batch) for batch in batches]
     if not sample:
@@ -36,6 +36,11 @@ def frequent_rows(
             f"Rows of tables are counted; `{missing[0]}` is none. Tables are {', '.join(t.path for t in tables)}."
         )
     tables = tuple(table for table in tables if table.path in counts)
+    if larger := [table for table in tables if counts[table.path] > table.num_rows]:
+        raise ConfigError(
+            f"Rows of tables are counted; `{larger[0].path}` has {larger[0].num_rows:,} of them, and "
+            f"{counts[larger[0].path]:,} are wanted. Lower that number."
+        )
     ids = ids_function(step, state, sample[0], tables)
     read: list[list[np.ndarray]] = [[] for _ in tables]
     for batch in sample:

@@ -276,3 +276,11 @@ def test_settings_that_cannot_be_are_refused():
             dataclasses.replace(autoshard.Execution(), **{name: wrong})
     in_flight = lambda mode: autoshard.Execution(mode, prefetch=3, max_staleness=2).num_slots
     assert (in_flight("sync"), in_flight("pipelined"), in_flight("async")) == (1, 5, 3)
+
+
+def test_cpus_that_are_not_there_are_refused_before_workers_start():
+    step = autoshard.TrainStep(loss_fn, optax.sgd(0.3))
+    (first,) = batches(1, "even")
+    execution = autoshard.Execution("sync", num_workers=1, worker_cpus=(0, 9999))
+    with pytest.raises(ConfigError, match="worker_cpus: .*received 9999. Name some of these"):
+        autoshard.HostTables(step, state_of(step), first, execution=execution)

@@ -34,5 +34,7 @@ def test_what_cannot_be_counted_is_refused():
     state = step.init({"a": jnp.zeros((10, 2)), "b": jnp.zeros((4, 2))})
     with pytest.raises(ConfigError, match="`b` is none"):  # parts of its rows are looked up
         frequent_rows(step, state, sample(), {"b": 1})
+    with pytest.raises(ConfigError, match="`a` has 10 of them, and 11 are wanted"):
+        frequent_rows(step, state, sample(), {"a": 11})
     with pytest.raises(ConfigError, match="received none"):
         frequent_rows(step, state, [], {"a": 1})
