@@ -133,7 +133,9 @@ def launch(
             say(f"Stopped and saved at step {outcome.step}; the same command continues the run.")
             raise typer.Exit(INTERRUPTED)
         else:
-            rich.console.Console(stderr=True, style="bold red").print(f"error: {outcome.error}", markup=False)
+            rich.console.Console(stderr=True, style="bold red").print(
+                f"error: {outcome.error}", markup=False, soft_wrap=True
+            )
             raise typer.Exit(1)
 
 
