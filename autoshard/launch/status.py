@@ -134,9 +134,11 @@ class StatusReader:
             FileFormatError: it holds no log of a run.
         """
         if not (run_dir / EVENTS).is_file():
+            inside = sorted(str(path.parent) for path in run_dir.glob(f"*/{EVENTS}"))
+            there = f" In it are the folders of these runs: {', '.join(inside)}." if inside else ""
             raise FileFormatError(
-                f"{run_dir}: the output folder of a run that `autoshard launch` started holds {EVENTS}; there is none. "
-                "Name the folder that is train.output_dir of the run, or wait until the run has begun."
+                f"{run_dir}: the output folder of a run that `autoshard launch` started holds {EVENTS}; there is none."
+                f"{there} Name the folder that is train.output_dir of the run, or wait until the run has begun."
             )
         self._run_dir, self._reader = run_dir, EventReader(run_dir)
         self._events: list[Event] = []

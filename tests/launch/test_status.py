@@ -55,6 +55,16 @@ def test_a_folder_without_a_run(tmp_path):
         StatusReader(tmp_path).read()
 
 
+def test_a_folder_of_several_runs_names_them(tmp_path):
+    """As that of `autoshard share --run`, with a folder for each job."""
+    for name in ("two", "one"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, [live_supervisor()])
+    with pytest.raises(FileFormatError) as told:
+        StatusReader(tmp_path)
+    assert f"folders of these runs: {tmp_path / 'one'}, {tmp_path / 'two'}." in str(told.value)
+
+
 def test_a_run_that_goes_on(tmp_path, dead_pid):
     reader = StatusReader(written(tmp_path, [live_supervisor(), generation_of([os.getpid(), dead_pid])]))
     found = reader.read()
