@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import itertools
 import math
+import pathlib
+import signal
 
 import hypothesis
 import hypothesis.strategies as st
@@ -303,3 +305,19 @@ def test_a_decision_is_repeated():
     jobs = [power_law(f"job{n}", 0.8, 1e4 * (n + 1)) for n in range(12)]
     first, second = (decide(situation(nodes_of(MIXED), *jobs), DecisionRules(), SolveLimits()) for _ in range(2))
     assert dataclasses.replace(first, decided_in_s=0.0) == dataclasses.replace(second, decided_in_s=0.0)
+
+
+def test_ctrl_c_is_left_to_the_program():
+    """CP-SAT would take SIGINT for itself and leave the system's own action behind, which ends a driver unsaved."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        own = situation(nodes(a=[4]), *(job(name, {"a:1": 1.0, "a:2": 1.5}) for name in "xyz"))
+        assert decide(own, DecisionRules(), EXACT).placements
+        status = pathlib.Path("/proc/self/status").read_text()
+        caught = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+        assert caught >> (signal.SIGINT - 1) & 1
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert received == [signal.SIGINT]

@@ -136,7 +136,7 @@ def _solve(
 ) -> AllocationSolution:
     """Solves the program as it is; a search that reaches a `bound` known from elsewhere, within the gap, ends."""
     model = _Model(problem, bound)
-    solver = cp_model.CpSolver()
+    solver = _solver()
     solver.parameters.max_time_in_seconds = max(limits.time_limit_s - (time.perf_counter() - started_s), _LEAST_S)
     solver.parameters.relative_gap_limit = limits.gap
     solver.parameters.num_workers = limits.num_workers
@@ -151,6 +151,17 @@ def _solve(
             f"not wait: {', '.join(must) or 'none'}. Make some of them preemptible, or give more time."
         )
     return model.solution(solver)
+
+
+def _solver() -> cp_model.CpSolver:
+    """A solver that leaves Ctrl-C to the program.
+
+    CP-SAT takes the signal for itself while it solves, and puts the system's own action in place of the handler that
+    was there: the next Ctrl-C would end a driver at once, and leave its jobs to themselves.
+    """
+    solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False
+    return solver
 
 
 class _Model:
@@ -319,7 +330,7 @@ def _packed_by_patterns(num_nodes: int, room: int, counts: dict[int, int]) -> li
     model.add(sum(filled_by) <= num_nodes)
     for size, count in counts.items():
         model.add(sum(way.get(size, 0) * q for way, q in zip(ways, filled_by, strict=True)) >= count)
-    solver = cp_model.CpSolver()
+    solver = _solver()
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise ShareError(
             f"Parts {counts} do not fit on {num_nodes} nodes of {room} devices: this is a fault of autoshard."
