@@ -495,11 +495,13 @@ def _place(location: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
     """The keys in `location` that are those of `data`; Pydantic also names the members of unions there."""
     place: list[int | str] = []
     for part in location:
-        if (isinstance(data, dict) and part in data) or (
-            isinstance(data, list) and isinstance(part, int) and part < len(data)
-        ):
+        if isinstance(data, dict) and part in data:
             data = data[part]
-            place.append(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            continue
+        place.append(part)
     return tuple(place)
 
 
