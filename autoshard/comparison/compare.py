@@ -11,6 +11,7 @@ from autoshard.comparison.comparison import Comparison, Contender
 from autoshard.errors import AutoshardError, SolverError
 from autoshard.interrupts import StopRequest, stop_on_signals
 from autoshard.planner.mesh_prices import PricesOfMeshes
+from autoshard.planner.program import most_stored_bytes
 from autoshard.plans.form_bounds import least_kernels_s
 from autoshard.plans.gaps import excess, fits
 from autoshard.plans.logical_meshes import logical_meshes
@@ -51,7 +52,7 @@ def compare_program(
         else:
             reason, form = excess(own.estimate, limit), "" if own.choice is None else str(own.choice)
             contenders = [Contender(NAME, own, fits(own.estimate, limit), reason, form)]
-        shaped = _by_kernels(forms, *args, **settings) or (_Shaped("", subject),)
+        shaped = _by_kernels(forms, limit, *args, **settings) or (_Shaped("", subject),)
         for strategy in suited(subject) if strategies is None else strategies:
             contenders.append(_strategy(strategy, shaped, limit, settings, options, stop))
     return Comparison(
@@ -72,15 +73,20 @@ class _Shaped:
       recomputed: What its layers compute again; empty where there is one form only.
       subject: What is planned.
       kernels_s: What its kernels take on one device, each as fast as a single mesh axis makes it, or the given mesh.
+      least_bytes: What every device has to store, however it is split.
     """
 
     recomputed: str
     subject: Subject
     kernels_s: float = 0.0
+    least_bytes: float = 0.0
 
 
-def _by_kernels(forms: Sequence[HandWritten], *args: Any, **settings: Unpack[Settings]) -> tuple[_Shaped, ...]:
-    """Each form, those first whose kernels take least, which mostly recompute least; of two alike, the first."""
+def _by_kernels(
+    forms: Sequence[HandWritten], limit_bytes: float, *args: Any, **settings: Unpack[Settings]
+) -> tuple[_Shaped, ...]:
+    """Each form, those first whose kernels take least, which mostly recompute least; of two alike, the first. Of those
+    that store more than all devices hold, the last alone, and only if there is no other."""
     prices, options, by_s = PricesOfMeshes(), settings.get("options") or PlanOptions(), dict[float, _Shaped]()
     for form in forms:
         subject = prepare_subject(form.fn, *args, **settings)
@@ -88,8 +94,10 @@ def _by_kernels(forms: Sequence[HandWritten], *args: Any, **settings: Unpack[Set
         axes = settings.get("mesh") or {"data": hardware.num_devices}
         mesh = logical_meshes(subject.traced.graph, hardware, axes, None, options)[0]
         kernels_s = least_kernels_s(subject.program, prices.on(mesh), options)
-        by_s.setdefault(kernels_s, _Shaped(form.recomputed, subject, kernels_s))
-    return tuple(by_s[kernels_s] for kernels_s in sorted(by_s))
+        least_bytes = most_stored_bytes(subject.program, frozenset()) / hardware.num_devices
+        by_s.setdefault(kernels_s, _Shaped(form.recomputed, subject, kernels_s, least_bytes))
+    shaped = tuple(by_s[kernels_s] for kernels_s in sorted(by_s))
+    return tuple(s for s in shaped if s.least_bytes <= limit_bytes) or shaped[-1:]
 
 
 def _strategy(
