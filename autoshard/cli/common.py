@@ -32,6 +32,20 @@ Overrides = Annotated[
 ]
 Devices = Annotated[int | None, typer.Option(min=1, help="Use this many CPU devices instead of the machine's own.")]
 Cache = Annotated[bool | None, typer.Option(help="Answer from earlier runs, or start from them.")]
+Remat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="search|as_written",
+        help="Whether what layers recompute in the backward pass is chosen too, or stays as the model says.",
+    ),
+]
+MicroBatches = Annotated[
+    str | None,
+    typer.Option(
+        metavar="search|as_written|N",
+        help="Whether the number of micro-batches is chosen too, stays as the configuration says, or is N.",
+    ),
+]
 SavedPlan = Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")]
 Figures = Annotated[pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")]

@@ -11,7 +11,9 @@ from autoshard.cli.common import (
     Config,
     Devices,
     Figures,
+    MicroBatches,
     Overrides,
+    Remat,
     Traceback,
     errors_shown,
     finite,
@@ -27,12 +29,12 @@ EPILOG = (
     "    autoshard compare configs/gpt_1.3b.yaml --cluster configs/clusters/h100x8.yaml\n\n"
     "    autoshard compare configs/gpt_125m.yaml --picture comparison.html --json comparison.json\n\n"
     "    autoshard compare configs/quickstart.yaml --only ddp,zero3,zero3+megatron --time-limit 10\n\n"
-    "    autoshard compare configs/gpt_6.7b.yaml data.batch_size=64 plan.remat=search --only zero3,zero3+megatron "
+    "    autoshard compare configs/gpt_6.7b.yaml data.batch_size=64 --remat search --only zero3,zero3+megatron "
     "--cluster configs/clusters/a100-40x16.yaml\n\n"
     "A strategy is planned like any program, under the restrictions that make it what it is, so that each is the "
     "best of its kind under the same costs and limits. `vs plan` is its step time as a multiple of the plan's. "
     "A strategy that exceeds the memory is shown with what it would need. Without --mesh, every strategy has the "
-    "meshes that suit it. Where the plan chooses what layers recompute (plan.remat=search), each strategy has the best "
+    "meshes that suit it. Where the plan chooses what layers recompute (--remat search), each strategy has the best "
     "of what people write by hand: nothing recomputed, all but the products with weights, all, or what the model says. "
     "A step in stages, as on a cluster with several kinds of devices, is compared with the other "
     "forms that its search looked at: each slice alone, pipelines across slices, a replica group on each slice with "
@@ -68,6 +70,8 @@ def compare(
         float | None, typer.Option(callback=finite, help="Limit in units of counted work, not by the clock.")
     ] = None,
     cache: Cache = None,
+    remat: Remat = None,
+    micro_batches: MicroBatches = None,
     devices: Devices = None,
     traceback: Traceback = False,
 ) -> None:
@@ -78,6 +82,7 @@ def compare(
             overrides,
             devices=devices,
             **plan_settings(cluster, mesh, budget_gb, time_limit, work_limit, cache),
+            **{"plan.remat": remat, "plan.micro_batches": micro_batches},
         )
         use_cpu_devices(settings.devices)
         from autoshard.comparison.comparison import Comparison

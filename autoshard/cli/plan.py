@@ -10,7 +10,9 @@ from autoshard.cli.common import (
     Cache,
     Config,
     Devices,
+    MicroBatches,
     Overrides,
+    Remat,
     Traceback,
     errors_shown,
     finite,
@@ -72,20 +74,8 @@ def plan(
         bool | None,
         typer.Option(help="Compile the plan ahead of time for its devices, and correct it where the compiler differs."),
     ] = None,
-    remat: Annotated[
-        str | None,
-        typer.Option(
-            metavar="search|as_written",
-            help="Whether what layers recompute in the backward pass is chosen too, or stays as the model says.",
-        ),
-    ] = None,
-    micro_batches: Annotated[
-        str | None,
-        typer.Option(
-            metavar="search|as_written|N",
-            help="Whether the number of micro-batches is chosen too, stays as the configuration says, or is N.",
-        ),
-    ] = None,
+    remat: Remat = None,
+    micro_batches: MicroBatches = None,
     pipelines: Annotated[
         str | None,
         typer.Option(

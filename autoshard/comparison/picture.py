@@ -6,6 +6,7 @@ Needs matplotlib, which `pip install 'autoshard[pictures]'` brings.
 import html
 import io
 import pathlib
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ MEMORY_COLOURS = {
 _OTHER_COLOUR = "#777777"
 _TEXT, _FAINT, _LIMIT = "#222222", "#dddddd", "#c00000"
 _ROW_INCHES = 0.46
+_TITLE_LETTERS = 150
+"""In a line of the title, which are as wide as the picture."""
 _CUT = 4.0
 """Bars end at this multiple of autoshard's step time or of the memory limit; an arrow says that they go on."""
 
@@ -101,11 +104,12 @@ def drawn(comparison: Comparison, form: str) -> bytes:
     matplotlib = require_matplotlib()
     shown = ranked(comparison)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "autoshard", "font.size": 11}):
-        figure = matplotlib.figure.Figure(figsize=(14, 2.0 + _ROW_INCHES * len(shown)), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(14, 2.2 + _ROW_INCHES * len(shown)), layout="constrained")
         figure.set_facecolor("white")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08, wspace=0.03)
         left, right = figure.subplots(1, 2, sharey=True)
-        figure.suptitle(f"{heading(comparison)}\n{verdict(comparison)}", x=0.01, ha="left", fontsize=12, color=_TEXT)
+        title = [heading(comparison), *textwrap.wrap(verdict(comparison), _TITLE_LETTERS)]
+        figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12, color=_TEXT)
         own, limit = comparison.own.plan, comparison.limit_bytes
         _bars(
             left,
