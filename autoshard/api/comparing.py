@@ -120,8 +120,9 @@ def _searched(
         return None, ()
     if not isinstance(made, Plan):
         return None, ()
-    is_open = isinstance(fn, TrainStep) and made.choice is not None and options.remat != "as_written"
-    return made, hand_written(fn, *args) if is_open else ()
+    if isinstance(fn, TrainStep) and made.choice is not None and options.remat != "as_written":
+        return made, hand_written(fn, *args)
+    return made, ()
 
 
 def diff(a: BasePlan, b: BasePlan) -> PlanDiff | StagedDiff:

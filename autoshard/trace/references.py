@@ -5,6 +5,7 @@ value that a reference has there in place of each read and write; loops then car
 so here that is done when the program is traced. JAX has no public way, and what it calls itself is private.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,12 @@ def refuse_references(closed: jex.ClosedJaxpr, names: Sequence[str]) -> None:
 
 def references_discharged(closed: jex.ClosedJaxpr) -> jex.ClosedJaxpr:
     """`closed` without the references that it makes, in the programs that it nests too; itself if it makes none."""
-    return discharge_state(closed) if internal_mutable_array_effect in closed.jaxpr.effects else closed
+    if internal_mutable_array_effect not in closed.jaxpr.effects:
+        return closed
+    made: Any = discharge_state  # JAX 0.10.1 takes and returns open programs
+    if "consts" in inspect.signature(made).parameters:
+        return jex.ClosedJaxpr(*made(closed.jaxpr, closed.consts))
+    return made(closed)
 
 
 def _is_reference(v: Any) -> bool:

@@ -37,7 +37,7 @@ def test_what_is_implemented_in_jax_is_opened():
     assert sorted(o.trips for o in graph.operations if o.name == "dot_general") == [2.0, 15.0]
     plan = autoshard.plan(step, *SHAPES, mesh={"data": 8})
     x, w = (jax.random.normal(jax.random.key(i), s.shape) / 4 for i, s in enumerate(SHAPES))
-    np.testing.assert_allclose(plan.jit(step)(x, w), jax.jit(step)(x, w), rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(plan.jit(step)(x, w), jax.jit(step)(x, w), rtol=1e-5, atol=1e-5)
 
 
 def test_what_jax_cannot_trace_stays():
