@@ -16,6 +16,7 @@ from autoshard.balance.options import Balance
 from autoshard.balance.places import Placing, Room, even_placing, is_even, room_for
 from autoshard.balance.regions import Made, evaluation, read_by_itself
 from autoshard.balance.units import Refusal, UnitDimensions, unit_dimensions
+from autoshard.balance.whole_searches import searching_whole
 from autoshard.errors import ConfigError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.balanced import BalancedProgram
@@ -39,10 +40,9 @@ def units_of(plan: ProgramPlan, graph: Graph) -> UnitDimensions:
       plan: The plan. graph: Its program.
     """
     interface = plan.interface
+    shardings = searching_whole(graph, dict(interface.shardings), interface.argument_entries)
     pointwise = [n for n, is_light in enumerate(pointwise_operations(graph)) if is_light]
-    return unit_dimensions(
-        graph, dict(interface.shardings), interface.argument_entries, dict(interface.axes), pointwise
-    )
+    return unit_dimensions(graph, shardings, interface.argument_entries, dict(interface.axes), pointwise)
 
 
 def rooms_for(
@@ -99,7 +99,7 @@ class _Ready:
         self.program = BalancedProgram(
             traced.graph,
             numbered,
-            Evaluator(mesh, dict(interface.shardings)),
+            Evaluator(mesh, searching_whole(traced.graph, dict(interface.shardings), interface.argument_entries)),
             dims,
             rooms,
             stages,
