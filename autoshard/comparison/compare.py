@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from jax.sharding import PartitionSpec
 
-from autoshard.comparison.comparison import Comparison, Contender
+from autoshard.comparison.comparison import UNTRIED, Comparison, Contender
 from autoshard.comparison.ready_form import ReadyForm, by_kernels, in_best_form
 from autoshard.comparison.told import told
 from autoshard.errors import SolverError
@@ -71,7 +71,7 @@ def _strategy(
     stop: StopRequest,
 ) -> Contender:
     """A strategy's plan in the form that is fastest for it, or why there is none."""
-    untried = Contender(strategy.name, None, False, "Not tried: stopped.")
+    untried = Contender(strategy.name, None, False, UNTRIED)
     if stop.requested:
         return untried
     try:

@@ -16,6 +16,8 @@ RECOMPUTED = "recomputed"
 """The column before these, where strategies have forms of a step to choose from."""
 SEARCHED = "searched"
 """What it says of autoshard's own plan, whose form is told in words."""
+UNTRIED = "Not tried: stopped."
+"""Why a strategy has no plan that was left out at Ctrl-C."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,6 +212,8 @@ def verdict(comparison: Comparison) -> str:
     own, best = comparison.own, comparison.best_other
     if own.plan is None or not own.fits:
         return "No plan found fits the memory."
+    if best is None and any(c.reason == UNTRIED for c in comparison.contenders):
+        return f"autoshard's plan takes {seconds(own.step_s)} a step; stopped before a strategy that fits was found."
     if best is None:
         return "None of the strategies fits the memory; autoshard's plan does."
     saved = 1 - own.step_s / best.step_s if best.step_s else 0.0

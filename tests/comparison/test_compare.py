@@ -134,6 +134,8 @@ def test_ctrl_c_keeps_what_is_there():
     assert sent and own.plan is not None and ddp.plan is not None
     assert zero2.plan is None and zero2.reason == "Not tried: stopped."
     assert "stopped" in str(found)
+    at_once = dataclasses.replace(found, contenders=(own, zero2))
+    assert "stopped before a strategy that fits was found" in verdict(at_once)
 
 
 def layer(weights, x):
