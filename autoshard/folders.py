@@ -1,10 +1,10 @@
-"""Folders that other users must not write to, and names from files that must stay inside a folder."""
+"""Folders that are made, that other users must not write to, and names from files that must stay inside a folder."""
 
 import os
 import pathlib
 import stat
 
-from autoshard.errors import FileFormatError, FolderError
+from autoshard.errors import AutoshardError, ConfigError, FileFormatError, FolderError
 
 
 def private_folder(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -87,3 +87,20 @@ def _leads_out(folder: str | os.PathLike[str], name: str) -> FileFormatError:
         f"{os.fspath(folder)}: a name in a file of this folder must stay inside of it; received {name!r:.100}. "
         "The file is damaged, or was written by someone else: do not use it."
     )
+
+
+def make_folder(folder: pathlib.Path, setting: str, refusal: type[AutoshardError] = ConfigError) -> None:
+    """Makes a folder and its missing parents, unless it is there.
+
+    Args:
+        folder: the folder.
+        setting: the option or key that names it, for the error.
+        refusal: the type of the error.
+
+    Raises:
+        ConfigError, or `refusal`: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(f"{setting}: {folder} cannot be made: {error.strerror}. Choose another.") from error

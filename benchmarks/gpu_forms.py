@@ -31,8 +31,6 @@ from autoshard import PlanOptions, TrainStep
 from autoshard.api.program import Plan
 from autoshard.cluster import Cluster
 from autoshard.errors import MemoryBudgetError
-from autoshard.plans.step_variant import StepVariant
-from autoshard.remat.policy import uniform
 from autoshard.remat.rewrite import layers_of
 from autoshard.strategies.hand_written import POLICIES
 from autoshard.train.config import load_config
@@ -143,9 +141,8 @@ def by_hand(name: str, cluster: Cluster) -> Iterator[Row]:
 
 def in_form(step: TrainStep, args: tuple[Any, ...], policy: str, batch: int, count: int) -> TrainStep:
     """The step with a policy in all layers, in micro-batches."""
-    parts = (batch // count,) * count if count > 1 else None
-    (keep,) = [p.keep for p in POLICIES if str(p) == policy]
-    return StepVariant(uniform(layers_of(step, *args).runs, keep), parts).of(step)
+    (own,) = [p.of(step, layers_of(step, *args)) for p in POLICIES if str(p) == policy]
+    return own.in_parts((batch // count,) * count) if count > 1 else own
 
 
 def _row(name: str, way: str, form: str, count: int, plan: Plan) -> Row:

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from autoshard.api.base_plan import BasePlan
 from autoshard.api.planning import is_cut, plan_on_devices
 from autoshard.api.program import Plan
+from autoshard.api.staged import StagedPlan
 from autoshard.comparison.compare import compare_program
 from autoshard.comparison.comparison import Comparison
 from autoshard.errors import ConfigError, MemoryBudgetError, StageError
@@ -84,15 +85,7 @@ def compare(
             f"{', '.join(unfit)}: strategies lay out one program on one mesh, and a step in stages is compared with "
             "the forms that its search looked at. Leave them out, or compare on a cluster of one kind of device."
         )
-    made = plan_on_devices(
-        fn,
-        *args,
-        cluster=settings.get("cluster"),
-        donate_argnums=settings.get("donate_argnums"),
-        memory_budget_bytes=settings.get("memory_budget_bytes"),
-        options=settings.get("options"),
-        stages=stages,
-    )
+    made = _planned(fn, args, settings, stages=stages)
     return made.compare(fn, *args, title=title)
 
 
@@ -106,16 +99,7 @@ def _searched(
     if not (isinstance(fn, TrainStep) or is_asked):
         return None, ()
     try:
-        made = plan_on_devices(
-            fn,
-            *args,
-            cluster=settings.get("cluster"),
-            mesh=settings.get("mesh"),
-            donate_argnums=settings.get("donate_argnums"),
-            memory_budget_bytes=settings.get("memory_budget_bytes"),
-            pins=pins,
-            options=options,
-        )
+        made = _planned(fn, args, settings, mesh=settings.get("mesh"), pins=pins)
     except MemoryBudgetError:
         return None, ()
     if not isinstance(made, Plan):
@@ -123,6 +107,19 @@ def _searched(
     if isinstance(fn, TrainStep) and made.choice is not None and options.remat != "as_written":
         return made, hand_written(fn, *args)
     return made, ()
+
+
+def _planned(fn: Callable[..., Any], args: Sequence[Any], settings: Settings, **of_its_kind: Any) -> Plan | StagedPlan:
+    """The plan of a step under the settings of a comparison, and what only a plan of its kind takes."""
+    return plan_on_devices(
+        fn,
+        *args,
+        cluster=settings.get("cluster"),
+        donate_argnums=settings.get("donate_argnums"),
+        memory_budget_bytes=settings.get("memory_budget_bytes"),
+        options=settings.get("options"),
+        **of_its_kind,
+    )
 
 
 def diff(a: BasePlan, b: BasePlan) -> PlanDiff | StagedDiff:

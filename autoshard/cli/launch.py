@@ -10,6 +10,7 @@ import typer
 
 from autoshard.cli.common import INTERRUPTED, Config, Overrides, Traceback, errors_shown, load_settings
 from autoshard.errors import ConfigError
+from autoshard.folders import make_folder
 
 EPILOG = (
     "Examples:\n\n"
@@ -102,12 +103,7 @@ def launch(
         from autoshard.launch.supervisor import Ending
 
         run_dir = pathlib.Path(settings.train.output_dir).expanduser().absolute()
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"train.output_dir: {run_dir} cannot be made: {error.strerror}. Choose another."
-            ) from error
+        make_folder(run_dir, "train.output_dir")
         launched = LaunchSettings(
             run_dir=run_dir,
             least_workers=least,

@@ -45,13 +45,13 @@ def compare_program(
     limit = budget_of(hardware.device_type, settings.get("memory_budget_bytes"), options)
     with stop_on_signals() as stop:
         if own is None:
-            contenders = [_own(subject, pins, limit, told(settings, options, NAME))]
+            contenders = [_own(subject, pins, limit, told(settings, NAME))]
         else:
             reason, form = excess(own.estimate, limit), "" if own.choice is None else str(own.choice)
             contenders = [Contender(NAME, own, fits(own.estimate, limit), reason, form)]
-        ready = by_kernels(forms, limit, *args, **settings) or (ReadyForm("", subject),)
+        ready = by_kernels(forms, fn, subject, limit, *args, **settings) or (ReadyForm("", subject),)
         for strategy in suited(subject) if strategies is None else strategies:
-            contenders.append(_strategy(strategy, ready, limit, settings, options, stop))
+            contenders.append(_strategy(strategy, ready, limit, settings, stop))
     return Comparison(
         title or getattr(fn, "__name__", "the function"),
         subject.cluster.name,
@@ -63,24 +63,19 @@ def compare_program(
 
 
 def _strategy(
-    strategy: Strategy,
-    forms: Sequence[ReadyForm],
-    limit_bytes: float,
-    settings: Settings,
-    options: PlanOptions,
-    stop: StopRequest,
+    strategy: Strategy, forms: Sequence[ReadyForm], limit_bytes: float, settings: Settings, stop: StopRequest
 ) -> Contender:
     """A strategy's plan in the form that is fastest for it, or why there is none."""
     untried = Contender(strategy.name, None, False, UNTRIED)
     if stop.requested:
         return untried
     try:
-        if len(forms) > 1 and (found := in_best_form(strategy, forms, limit_bytes, settings, options, stop)):
+        if len(forms) > 1 and (found := in_best_form(strategy, forms, limit_bytes, settings, stop)):
             return found
         if stop.requested:
             return untried
         leanest = forms[-1]
-        outcome = try_baseline(strategy, leanest.subject, **told(settings, options, strategy.name))
+        outcome = try_baseline(strategy, leanest.subject, **told(settings, strategy.name))
     except KeyboardInterrupt:  # stopped before anything was found
         if stop.is_urgent:
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.printing import PAGE_WIDTH, TextConsole, amount, seconds, table
+from autoshard.strategies.hand_written import in_form
 
 COLUMNS = ("mesh", "step", "vs plan", "compute", "comm.", "sent", "memory", "fits", "gap")
 """What `cells` returns."""
@@ -221,9 +222,8 @@ def verdict(comparison: Comparison) -> str:
     where = "on its meshes and in the forms that were considered" if own.form else "on its meshes"
     proof = f"; no plan {where} is below {seconds(max(bound, 0.0))}" if math.isfinite(bound) else ""
     difference = f"{saved:.1%} less time" if saved >= 0 else f"{-saved:.1%} more time"
-    best_form = f", {best.form} recomputed" if best.form else ""
     own_form = f" Its layers keep for the backward pass: {own.form}." if own.form else ""
     return (
         f"autoshard's plan takes {seconds(own.step_s)} a step, the best strategy that fits "
-        f"({best.name}{best_form}) {seconds(best.step_s)}: {difference}{proof}.{own_form}"
+        f"({in_form(best.name, best.form)}) {seconds(best.step_s)}: {difference}{proof}.{own_form}"
     )

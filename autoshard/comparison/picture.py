@@ -15,6 +15,7 @@ from autoshard.errors import ConfigError
 from autoshard.files import write_bytes_atomically
 from autoshard.pictures import require_matplotlib
 from autoshard.printing import amount, seconds
+from autoshard.strategies.hand_written import in_form
 
 FORMATS = ("html", "png", "svg")
 
@@ -213,7 +214,7 @@ def _bars(
         )
     axes.set_xlim(0, end)
     axes.set_ylim(len(shown) - 0.4, -0.6)
-    names = [f"{c.name}, {c.form} recomputed" if c.form and i else c.name for i, c in enumerate(shown)]
+    names = [shown[0].name, *(in_form(c.name, c.form) for c in shown[1:])]
     axes.set_yticks(range(len(shown)), names)
     axes.xaxis.set_major_formatter(lambda value, _: unit(value) if value else "0")
     axes.set_title(title, loc="left", fontsize=11, color=_TEXT)

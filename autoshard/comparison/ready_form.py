@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from autoshard.comparison.comparison import Contender
@@ -19,7 +19,7 @@ from autoshard.plans.logical_meshes import logical_meshes
 from autoshard.plans.make import homogeneous_slice
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
-from autoshard.strategies.hand_written import HandWritten
+from autoshard.strategies.hand_written import HandWritten, in_form
 from autoshard.strategies.make import Settings, Subject, plan_baseline, prepare_subject
 from autoshard.strategies.strategies import Strategy
 
@@ -42,41 +42,48 @@ class ReadyForm:
 
 
 def by_kernels(
-    forms: Sequence[HandWritten], limit_bytes: float, *args: Any, **settings: Unpack[Settings]
+    forms: Sequence[HandWritten],
+    fn: Callable[..., Any],
+    subject: Subject,
+    limit_bytes: float,
+    *args: Any,
+    **settings: Unpack[Settings],
 ) -> tuple[ReadyForm, ...]:
     """Each form, those first whose kernels take least, which mostly recompute least; of two alike, the first. Of those
-    that store more than all devices hold, the last alone, and only if there is no other."""
+    that store more than all devices hold, the last alone, and only if there is no other.
+
+    Args:
+      forms: The forms. fn, subject: What is compared, and what was read from it, which need not be read again.
+      limit_bytes: Memory that each device may use. *args, **settings: As for `prepare_subject`.
+    """
     prices, options, by_s = PricesOfMeshes(), settings.get("options") or PlanOptions(), dict[float, ReadyForm]()
     started = time.perf_counter()
     for form in forms:
-        report(options, started, "strategies, form", f"{form.recomputed} recomputed")
-        subject = prepare_subject(form.fn, *args, **settings)
-        hardware = homogeneous_slice(subject.cluster)
+        report(options, started, "forms", in_form("strategies", form.recomputed))
+        own = subject if form.fn is fn else prepare_subject(form.fn, *args, **settings)
+        hardware = homogeneous_slice(own.cluster)
         axes = settings.get("mesh") or {"data": hardware.num_devices}
-        mesh = logical_meshes(subject.traced.graph, hardware, axes, None, options)[0]
-        kernels_s = least_kernels_s(subject.program, prices.on(mesh), options)
-        stored_bytes = 0.0 if is_offloading(options) else most_stored_bytes(subject.program, frozenset())
+        mesh = logical_meshes(own.traced.graph, hardware, axes, None, options)[0]
+        kernels_s = least_kernels_s(own.program, prices.on(mesh), options)
+        stored_bytes = 0.0 if is_offloading(options) else most_stored_bytes(own.program, frozenset())
         least_bytes = stored_bytes / hardware.num_devices
-        by_s.setdefault(kernels_s, ReadyForm(form.recomputed, subject, kernels_s, least_bytes))
+        by_s.setdefault(kernels_s, ReadyForm(form.recomputed, own, kernels_s, least_bytes))
     ready = tuple(by_s[kernels_s] for kernels_s in sorted(by_s))
     return tuple(r for r in ready if r.least_bytes <= limit_bytes) or ready[-1:]
 
 
 def in_best_form(
-    strategy: Strategy,
-    forms: Sequence[ReadyForm],
-    limit_bytes: float,
-    settings: Settings,
-    options: PlanOptions,
-    stop: StopRequest,
+    strategy: Strategy, forms: Sequence[ReadyForm], limit_bytes: float, settings: Settings, stop: StopRequest
 ) -> Contender | None:
     """The fastest plan of a strategy that fits in any form; None where none does. A form is passed over whose kernels
     alone take as long as the best plan so far."""
-    options, best, cost_s = dataclasses.replace(options, least_memory_s=0.0), None, math.inf
+    options = dataclasses.replace(settings.get("options") or PlanOptions(), least_memory_s=0.0)
+    lean: Settings = {**settings, "options": options}
+    best, cost_s = None, math.inf
     for form in forms:
         if stop.requested or form.kernels_s >= cost_s:
             break
-        own = told(settings, options, f"{strategy.name}, {form.recomputed} recomputed")
+        own = told(lean, in_form(strategy.name, form.recomputed))
         try:
             plan = plan_baseline(strategy, form.subject, to_beat_s=cost_s, **own)
         except AutoshardError:  # what does not fit in any form is told of the last

@@ -6,15 +6,16 @@ from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.strategies.make import Settings
 
 
-def told(settings: Settings, options: PlanOptions, name: str) -> Settings:
+def told(settings: Settings, name: str) -> Settings:
     """Settings of a contender.
 
     Args:
-      settings: Of all contenders. options: As for `plan`. name: The contender.
+      settings: Of all contenders. name: The contender.
     """
+    options = settings.get("options") or PlanOptions()
     tell = options.on_progress
     if tell is None:
-        return {**settings, "options": options}
+        return settings
 
     def named(progress: PlanProgress) -> None:
         tell(dataclasses.replace(progress, stage=f"{name}, {progress.stage}"))

@@ -21,10 +21,12 @@ from autoshard.errors import ConfigError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.balanced import BalancedProgram
 from autoshard.execution.candidates import CompiledCandidate
+from autoshard.execution.jit import Interface
 from autoshard.execution.leaves import numbered_equations
 from autoshard.execution.placement import partition_spec
 from autoshard.execution.taken_options import options_on
 from autoshard.execution.units import Held, by_places, held, held_shardings
+from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.graph import Graph
 from autoshard.graph.pointwise import pointwise_operations
 from autoshard.plans.apply import argument_shapes, check, planned_function
@@ -40,9 +42,14 @@ def units_of(plan: ProgramPlan, graph: Graph) -> UnitDimensions:
       plan: The plan. graph: Its program.
     """
     interface = plan.interface
-    shardings = searching_whole(graph, dict(interface.shardings), interface.argument_entries)
+    shardings = _equations(interface, graph)
     pointwise = [n for n, is_light in enumerate(pointwise_operations(graph)) if is_light]
     return unit_dimensions(graph, shardings, interface.argument_entries, dict(interface.axes), pointwise)
+
+
+def _equations(interface: Interface, graph: Graph) -> dict[int, EquationPlan]:
+    """What a plan says of each equation, where devices have shares."""
+    return searching_whole(graph, dict(interface.shardings), interface.argument_entries)
 
 
 def rooms_for(
@@ -99,7 +106,7 @@ class _Ready:
         self.program = BalancedProgram(
             traced.graph,
             numbered,
-            Evaluator(mesh, searching_whole(traced.graph, dict(interface.shardings), interface.argument_entries)),
+            Evaluator(mesh, _equations(interface, traced.graph)),
             dims,
             rooms,
             stages,

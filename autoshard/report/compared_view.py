@@ -5,6 +5,7 @@ from autoshard.report.colours import MEMORY, OTHERS, OWN, TIME
 from autoshard.report.comparison_file import ComparedPlan, ComparisonFile, StagedComparisonFile
 from autoshard.report.figures import byte_bars, time_bars
 from autoshard.report.parts import Figure, Paragraph, Part, Table
+from autoshard.strategies.hand_written import in_form
 
 
 def compared_parts(found: ComparisonFile | StagedComparisonFile) -> tuple[Part, ...]:
@@ -34,7 +35,7 @@ def _verdict(own_s: float | None, others: list[tuple[str, float]], form: str = "
 
 def _named(c: ComparedPlan, own: ComparedPlan) -> str:
     """A contender, and in which form of the step it is shown."""
-    return c.name if c is own or not c.form else f"{c.name}, {c.form} recomputed"
+    return c.name if c is own else in_form(c.name, c.form)
 
 
 def _strategies(found: ComparisonFile) -> tuple[Part, ...]:

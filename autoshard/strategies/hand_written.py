@@ -38,6 +38,17 @@ class UniformPolicy:
         return StepVariant(uniform(layers.runs, self.keep)).of(step)
 
 
+def in_form(name: str, recomputed: str) -> str:
+    """What is planned or shown, and what layers compute again in it; `name` alone where that is empty.
+
+    Args:
+      name: A strategy. recomputed: As of `HandWritten`.
+    """
+    if not recomputed:
+        return name
+    return f"{name}, {recomputed}" if recomputed == AS_WRITTEN else f"{name}, {recomputed} recomputed"
+
+
 POLICIES = (
     UniformPolicy("nothing", Keep.ALL),
     UniformPolicy("all but dots", Keep.WEIGHT_PRODUCTS),

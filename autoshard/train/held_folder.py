@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from autoshard.checkpoints.agreement import from_first
 from autoshard.elastic.worker import Worker
-from autoshard.errors import ConfigError, ElasticError
+from autoshard.errors import ElasticError
+from autoshard.folders import make_folder
 from autoshard.launch.run_lock import run_lock
 from autoshard.train.config import TrainConfig
 from autoshard.train.registry import output_folder
@@ -33,12 +34,7 @@ def held_folder(config: TrainConfig, worker: Worker) -> Iterator[pathlib.Path]:
                 return str(error)
             return ""
 
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"train.output_dir: {folder} cannot be made: {error.strerror}. Choose another."
-            ) from error
+        make_folder(folder, "train.output_dir")
         if problem := from_first(take):
             raise ElasticError(problem)
         yield folder

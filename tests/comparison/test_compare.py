@@ -21,7 +21,7 @@ from autoshard.comparison.comparison import COLUMNS, Comparison, cells, ranked, 
 from autoshard.comparison.picture import page, write_picture
 from autoshard.errors import ConfigError, MissingExtraError
 from autoshard.printing import amount, seconds
-from autoshard.strategies.hand_written import hand_written
+from autoshard.strategies.hand_written import hand_written, in_form
 from autoshard.strategies.make import prepare_subject, try_baseline
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -190,6 +190,14 @@ def test_forms_are_told():
     assert "keep for the backward pass: all in all 4 layers" in verdict(found)
     assert [c["form"] for c in json.loads(found.json())["contenders"]] == ["all in all 4 layers", "nothing"]
     assert "<th>recomputed</th>" in page(found) and "zero3, nothing recomputed" in page(found)
+
+
+def test_a_strategy_in_a_form_is_named():
+    assert [in_form("zero3", form) for form in ("", "all", "as written")] == [
+        "zero3",
+        "zero3, all recomputed",
+        "zero3, as written",
+    ]
 
 
 def test_a_plan_whose_form_was_chosen_is_compared_alike():

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from autoshard.errors import ShareError
+from autoshard.folders import make_folder
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.events import Finished, RunFailed
 from autoshard.launch.run_lock import ONE_DRIVER, run_lock
@@ -118,12 +119,7 @@ def drive(
         ShareError: jobs cannot be launched, or cannot be decided about; or the folder cannot be made.
         ElasticError: another driver has the folder.
     """
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ShareError(
-            f"--output-dir: {settings.folder} cannot be made: {error.strerror}. Choose another."
-        ) from error
+    make_folder(settings.folder, "--output-dir", ShareError)
     with run_lock(settings.folder, ONE_DRIVER):
         return _Driver(arrivals, nodes, settings, say).run()
 
