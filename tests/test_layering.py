@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
     {
         "annotations",
+        "child_process",
         "errors",
         "files",
         "folders",
