@@ -1,6 +1,7 @@
 """What became of the search for a plan: the best over all meshes, and a verdict on each."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from autoshard.planner.build import Formulation
@@ -88,6 +89,37 @@ class Found:
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The best plan so far, as far as others have to know.
+
+    Attributes:
+      cost_s: What it takes, as the solver counts it. step_s: By which it is compared with others. Both +inf for none.
+      fits: Whether it does with its gaps.
+    """
+
+    cost_s: float = math.inf
+    step_s: float = math.inf
+    fits: bool = False
+
+
+def incumbent_of(found: Found) -> Incumbent:
+    """The best plan so far; none where nothing is found."""
+    return Incumbent() if found.best is None else Incumbent(found.cost_s, found.step_s, found.fits)
+
+
+def is_faster(step_s: float, fits: bool, incumbent: Incumbent) -> bool:
+    """Whether a plan takes the place of the best: one that fits with its gaps before one that does not."""
+    return fits if fits != incumbent.fits else step_s < incumbent.step_s
+
+
+def is_better(found: Found, incumbent: Incumbent) -> bool:
+    """Whether something was found that takes the place of the best."""
+    if found.best is None or math.isinf(incumbent.cost_s):
+        return found.best is not None
+    return is_faster(found.step_s, found.fits, incumbent)
 
 
 def scheduled_s(solution: Solution, evaluation: Evaluation) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation, whole
-from autoshard.planner.decode import Evaluation, evaluate
+from autoshard.planner.decode import evaluate
 from autoshard.planner.labels import labels_of
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.timeline import asked_for
@@ -23,9 +23,19 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, scheduled_s
+from autoshard.plans.found import (
+    LEFT,
+    NO_MEMORY,
+    NOT_FASTER,
+    NOT_TRIED,
+    Found,
+    Incumbent,
+    incumbent_of,
+    is_better,
+    is_faster,
+    scheduled_s,
+)
 from autoshard.plans.gaps import tighter_bytes, with_gaps
-from autoshard.plans.known_plan import Made
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
@@ -65,7 +75,7 @@ def search_meshes(
     is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
     weights: StretchWeights | None = None,
 ) -> Found:
-    """Solves the problem of each mesh, or reads its solution from a file.
+    """Solves the problem of each mesh, or reads its solution from a file; the best of all, and what became of each.
 
     Args:
       question, meshes, solution, stop: As for `search`.
@@ -77,106 +87,125 @@ def search_meshes(
     Raises:
       FileFormatError: If `solution` is none of the problem.
     """
-    options = question.options
-    cache = default_cache() if options.cache else None
-    best: tuple[Formulation, Solution] | None = None
-    of_best: Evaluation | None = None
-    best_s: float | None = None
     is_alone = len(meshes) == 1 and weights is None
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
-    prices: Mapping[int, float] = {}
-    others: tuple[Made, ...] = ()
-    fits = False  # whether it does with its gaps
-    candidates: list[MeshCandidate] = []
-    started: list[str | None] = []
+    best, candidates, warned = Found(None, (), ()), [], []
     for n, mesh in enumerate(meshes, 1):
-        axes = axes_of(mesh)
         if stop.requested:
-            candidates.append(MeshCandidate(axes, None, 0.0, NOT_TRIED, str(mesh)))
+            candidates.append(MeshCandidate(axes_of(mesh), None, 0.0, NOT_TRIED, str(mesh)))
             continue
-        # a mesh that could win by less than the wanted gap is not worth its time
-        cutoff = question.to_beat_s
-        if best is not None and fits:
-            cutoff = min(cutoff, best[1].certificate.objective * (1 - options.relative_gap))
-        tell = _Teller(question, f"solve {n}/{len(meshes)}", axes_text(axes), cutoff)
-        tell.begin()
-        formulation = question.formulation(mesh, weights=weights)
-        limits = SolverOptions(
-            time_limit_s=options.time_limit_s,
-            relative_gap=options.relative_gap,
-            seed=options.seed,
-            work_limit=options.work_limit,
+        incumbent, stage = incumbent_of(best), f"solve {n}/{len(meshes)}"
+        weights = weights if best.best is None else best.weights
+        own = search_mesh(question, mesh, stop, incumbent, weights, stage, is_alone, solution, after, is_left)
+        candidates += own.candidates
+        warned.append(own.warnings)
+        best = own if is_better(own, incumbent) else best
+    warnings = warned[-1] if warned and all(warned) else ()
+    return dataclasses.replace(best, candidates=tuple(candidates), warnings=warnings)
+
+
+def search_mesh(
+    question: Question,
+    mesh: LogicalMesh,
+    stop: StopRequest,
+    incumbent: Incumbent,
+    weights: StretchWeights | None,
+    stage: str,
+    is_alone: bool = False,
+    solution: str | os.PathLike[str] | None = None,
+    after: Found | None = None,
+    is_left: Callable[[Timed, Mixture], bool] = lambda *_: False,
+) -> Found:
+    """Solves the problem of one mesh, or reads its solution from a file.
+
+    Args:
+      incumbent: The best plan so far. The mesh is left once a bound shows that it cannot beat it by the wanted gap, and
+        there is no best where it does not.
+      weights: Of stretches, to begin with. stage: For people.
+      is_alone: Whether simpler meshes are not searched, and so are asked for a plan to begin with.
+      All others as for `search_meshes`.
+    """
+    options = question.options
+    cache = default_cache() if options.cache else None
+    axes = axes_of(mesh)
+    # a mesh that could win by less than the wanted gap is not worth its time
+    cutoff = question.to_beat_s
+    if incumbent.fits:
+        cutoff = min(cutoff, incumbent.cost_s * (1 - options.relative_gap))
+    tell = _Teller(question, stage, axes_text(axes), cutoff)
+    tell.begin()
+    formulation = question.formulation(mesh, weights=weights)
+    limits = SolverOptions(
+        time_limit_s=options.time_limit_s,
+        relative_gap=options.relative_gap,
+        seed=options.seed,
+        work_limit=options.work_limit,
+    )
+    solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
+    scheduled, why_not_started = None, None
+    if solution is not None:
+        found = with_ties_settled(formulation, read_solution(solution, formulation.problem))
+        if formulation.overlap.weights is not None:
+            step_s = asked_for(formulation, found.chosen).step_s
+            certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
+            found = dataclasses.replace(found, certificate=certificate)
+    else:
+        first = None
+        if after is not None:
+            first = same_choices(formulation, after.winner[0], after.winner[1].chosen)
+        elif question.start is not None:
+            first, why_not_started = starting_choices(question, formulation, limits, stop)
+        elif question.restrict is None and is_alone:  # else simpler meshes are searched themselves
+            any_cost = dataclasses.replace(tell, cutoff=math.inf)
+            aside = functools.partial(solve_one, tell=any_cost)
+            first = choices_of_joined_axes(question, formulation, limits, aside)
+        is_too_small = functools.partial(_is_too_small, limits=limits, stop=stop)
+        # what was found on a mesh with the same axes fits on this one
+        series = _Series(limits, solve_one, is_too_small if after is None else None)
+        if after is not None:
+            series.price(_at_instants(formulation, after.winner[0], after.prices))
+        elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
+        scheduled = solved_as_scheduled(
+            formulation,
+            first,
+            options.relative_gap,
+            series,
+            to_beat_s=elsewhere_s,
+            is_left=is_left,
+            limit_bytes=_limit_bytes,
+            branches=question.branches,
         )
-        solve_one = functools.partial(_solved, cache=cache, tell=tell, stop=stop)
-        scheduled = None
-        if solution is not None:
-            found = with_ties_settled(formulation, read_solution(solution, formulation.problem))
-            if formulation.overlap.weights is not None:
-                step_s = asked_for(formulation, found.chosen).step_s
-                certificate = as_scheduled(found.certificate, step_s, options.relative_gap)
-                found = dataclasses.replace(found, certificate=certificate)
-        else:
-            first = None
-            if after is not None:
-                first = same_choices(formulation, after.winner[0], after.winner[1].chosen)
-            elif question.start is not None:
-                first, why_not = starting_choices(question, formulation, limits, stop)
-                started.append(why_not)
-            elif question.restrict is None and is_alone:  # else simpler meshes are searched themselves
-                any_cost = dataclasses.replace(tell, cutoff=math.inf)
-                aside = functools.partial(solve_one, tell=any_cost)
-                first = choices_of_joined_axes(question, formulation, limits, aside)
-            is_too_small = functools.partial(_is_too_small, limits=limits, stop=stop)
-            # what was found on a mesh with the same axes fits on this one
-            series = _Series(limits, solve_one, is_too_small if after is None else None)
-            if after is not None:
-                series.price(_at_instants(formulation, after.winner[0], after.prices))
-            elsewhere_s = cutoff / max(1 - options.relative_gap, ROUNDING)
-            scheduled = solved_as_scheduled(
-                formulation,
-                first,
-                options.relative_gap,
-                series,
-                to_beat_s=elsewhere_s,
-                is_left=is_left,
-                limit_bytes=_limit_bytes,
-                branches=question.branches,
-            )
-            formulation, found = scheduled.formulation, scheduled.solution
-            if found.certificate.bound >= cutoff:
-                found = dataclasses.replace(found, choices=None)
-        own_fits = False
-        if scheduled is not None and scheduled.is_left:
-            bound_s, step_s = found.certificate.bound, found.certificate.objective
-            candidates.append(MeshCandidate(axes, step_s, bound_s, LEFT, str(mesh)))
-            best, of_best, best_s = (whole(formulation), found), None, found.certificate.objective
-            weights, prices, others = scheduled.weights, scheduled.prices, ()
-            continue
-        evaluation, own_s = None, found.certificate.objective
-        if found.choices is not None and _is_better(own_s, True, best_s, fits):
-            again = None
-            if scheduled is not None:
-                gap = AGAIN_MORE * max(options.relative_gap, min(found.certificate.gap, AGAIN_GAP))
-                again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
-                again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
-            found, own_fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
-            evaluation = evaluation or evaluate(formulation, found.chosen)
-            own_s = scheduled_s(found, evaluation)
-        certificate = found.certificate
-        step_s = own_s if found.choices is not None else None
-        bound_s, verdict = max(certificate.bound, 0.0), _verdict(found, cutoff)
-        candidates.append(MeshCandidate(axes, step_s, bound_s, verdict, str(mesh)))
-        if found.choices is not None and _is_better(own_s, own_fits, best_s, fits):
-            best, of_best, best_s = (whole(formulation), found), evaluation, own_s
-            fits = own_fits
-            weights = formulation.overlap.weights if scheduled is None else scheduled.weights
-            prices = {} if scheduled is None else scheduled.prices
-            others = ()
-            if scheduled is not None and scheduled.plans is not None:
-                others = scheduled.plans.promising(MOST_OTHERS, most_cost_s(certificate.objective))
-    warnings = (f"The search could not begin with `start`: {started[-1]}",) if started and all(started) else ()
-    return Found(best, tuple(candidates), warnings, of_best, weights, prices, fits, others)
+        formulation, found = scheduled.formulation, scheduled.solution
+        if found.certificate.bound >= cutoff:
+            found = dataclasses.replace(found, choices=None)
+    warnings = (f"The search could not begin with `start`: {why_not_started}",) if why_not_started else ()
+    certificate = found.certificate
+    if scheduled is not None and scheduled.is_left:
+        candidate = MeshCandidate(axes, certificate.objective, certificate.bound, LEFT, str(mesh))
+        best = whole(formulation), found
+        return Found(best, (candidate,), warnings, None, scheduled.weights, scheduled.prices)
+    if found.choices is None or not is_faster(certificate.objective, True, incumbent):
+        step_s = None if found.choices is None else certificate.objective
+        verdict = _verdict(found, cutoff)
+        candidate = MeshCandidate(axes, step_s, max(certificate.bound, 0.0), verdict, str(mesh))
+        return Found(None, (candidate,), warnings)
+    again, others = None, ()
+    if scheduled is not None:
+        gap = AGAIN_MORE * max(options.relative_gap, min(certificate.gap, AGAIN_GAP))
+        again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
+        again = functools.partial(_solved_again, before=scheduled, relative_gap=gap, series=again_in)
+    found, fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
+    evaluation = evaluation or evaluate(formulation, found.chosen)
+    certificate = found.certificate
+    if scheduled is not None and scheduled.plans is not None:
+        others = scheduled.plans.promising(MOST_OTHERS, most_cost_s(certificate.objective))
+    step_s, verdict = scheduled_s(found, evaluation), _verdict(found, cutoff)
+    candidate = MeshCandidate(axes, step_s, max(certificate.bound, 0.0), verdict, str(mesh))
+    weights = formulation.overlap.weights if scheduled is None else scheduled.weights
+    prices = {} if scheduled is None else scheduled.prices
+    best = whole(formulation), found
+    return Found(best, (candidate,), warnings, evaluation, weights, prices, fits, others)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
@@ -220,13 +249,6 @@ def _is_too_small(problem: Problem, limits: SolverOptions, stop: StopRequest) ->
         return short
     least = least_capacity(problem, limits.part(LEAST_SHARE), stop, problem.capacity)
     return least.bound > problem.capacity * (1 + CAPACITY_TOLERANCE)
-
-
-def _is_better(step_s: float, own_fits: bool, best_s: float | None, fits: bool) -> bool:
-    """Whether a plan takes the place of the best one: one that fits with its gaps before one that does not."""
-    if best_s is None or own_fits != fits:
-        return best_s is None or own_fits
-    return step_s < best_s
 
 
 def _solved(

@@ -60,8 +60,8 @@ def test_a_child_gives_the_answers_of_this_process(monkeypatch):
         hinted = apart.run(model, HIGHS, limited(None), (expected.ids, expected.values))
         assert hinted.primal_bound == pytest.approx(expected.primal_bound)
         child = apart._child
-        assert child.poll() is None
-    assert child.poll() is not None  # it ends with its owner's context
+        assert child.process.poll() is None
+    assert child.process.poll() is not None  # it ends with its owner's context
 
 
 def test_an_overrun_is_killed_and_the_next_program_runs(always_apart):
