@@ -20,6 +20,7 @@ from autoshard.plans.mesh_search import ruled_out
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
 from autoshard.plans.search import gone_on, search
+from autoshard.plans.search_processes import SearchProcesses
 from autoshard.plans.step_variant import StepVariant, VariantCandidate
 from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.remat.few_layers import few_layers_of
@@ -141,6 +142,7 @@ class Task:
     start: Mapping[str, PartitionSpec] | None
     request: Request
     started: float
+    beside: SearchProcesses
     prices: PricesOfMeshes = dataclasses.field(default_factory=PricesOfMeshes)
 
     def parts(self, count: int | None) -> tuple[int, ...] | None:
@@ -193,7 +195,8 @@ class Task:
             donate_argnums=self.donate_argnums,
             **self.request,
         )
-        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, prices=self.prices))
+        question = dataclasses.replace(posed.question, prices=self.prices, beside=self.beside)
+        posed = dataclasses.replace(posed, question=question)
         return Form(variant, step, posed).to_beat(best)
 
 

@@ -9,6 +9,7 @@ from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.plans.known_plan import Made
 from autoshard.plans.options import PlanOptions
+from autoshard.plans.outcome import Outcome
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -31,6 +32,7 @@ class Found:
       prices: Of instants of its problem, with which they did.
       fits: Whether the best fits with the gaps between its buffers.
       others: Plans of its problem, some of which may be faster as the compiler schedules them.
+      passed: What was found on meshes that were passed by.
     """
 
     best: tuple[Formulation, Solution] | None
@@ -41,6 +43,7 @@ class Found:
     prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     fits: bool = False
     others: tuple[Made, ...] = ()
+    passed: tuple[Outcome, ...] = ()
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
@@ -78,7 +81,8 @@ class Found:
         before = [c for c in self.candidates if c.hardware not in tried]
         if again.is_done and again.fits >= self.fits and again.step_s < self.step_s:
             before = [_passed_by(c, again.cost_s) if c.verdict == LEFT else c for c in before]
-            return dataclasses.replace(again, candidates=(*before, *again.candidates), warnings=self.warnings)
+            candidates = (*before, *again.candidates)
+            return dataclasses.replace(again, candidates=candidates, warnings=self.warnings, passed=self.passed)
         own = [_passed_by(c, to_beat_s) for c in again.candidates]
         return dataclasses.replace(self, candidates=(*before, *own))
 
@@ -105,21 +109,9 @@ class Incumbent:
     fits: bool = False
 
 
-def incumbent_of(found: Found) -> Incumbent:
-    """The best plan so far; none where nothing is found."""
-    return Incumbent() if found.best is None else Incumbent(found.cost_s, found.step_s, found.fits)
-
-
 def is_faster(step_s: float, fits: bool, incumbent: Incumbent) -> bool:
     """Whether a plan takes the place of the best: one that fits with its gaps before one that does not."""
     return fits if fits != incumbent.fits else step_s < incumbent.step_s
-
-
-def is_better(found: Found, incumbent: Incumbent) -> bool:
-    """Whether something was found that takes the place of the best."""
-    if found.best is None or math.isinf(incumbent.cost_s):
-        return found.best is not None
-    return is_faster(found.step_s, found.fits, incumbent)
 
 
 def scheduled_s(solution: Solution, evaluation: Evaluation) -> float:
