@@ -84,7 +84,8 @@ class OnMesh:
 def are_side_by_side(question: Question, meshes: Sequence[LogicalMesh]) -> bool:
     """Whether some meshes are worth sharing out between processes, which are started by then."""
     beside = question.beside
-    return len(meshes) > 1 and question.start is None and beside is not None and beside.begin(question.program)
+    is_told_whole = question.start is None and question.restrict is None  # a restriction may be any function
+    return len(meshes) > 1 and is_told_whole and beside is not None and beside.begin(question.program)
 
 
 def searched(
@@ -103,15 +104,25 @@ def searched(
       meshes: The meshes. stop: Asks to end.
       stage: For people. ready: Whether there are processes that share the work (`are_side_by_side`).
     """
-    if not ready:
-        for n, mesh in enumerate(meshes, 1):
-            now = terms()
-            if stop.requested or now is None:
-                return
-            yield _here(
-                mesh, search(now.question, mesh, stop, now.incumbent, now.weights, f"{stage} {n}/{len(meshes)}")
-            )
+    if ready:
+        yield from _side_by_side(search, terms, meshes, stop, stage)
         return
+    for n, mesh in enumerate(meshes, 1):
+        now = terms()
+        if stop.requested or now is None:
+            return
+        name = f"{stage} {n}/{len(meshes)}"
+        yield _here(mesh, search(now.question, mesh, stop, now.incumbent, now.weights, name))
+
+
+def _side_by_side(
+    search: SearchMesh,
+    terms: Callable[[], Terms | None],
+    meshes: Sequence[LogicalMesh],
+    stop: StopRequest,
+    stage: str,
+) -> Iterator[OnMesh]:
+    """`searched` by this process and those beside it."""
     first = terms()
     if first is None:
         return
@@ -124,8 +135,11 @@ def searched(
         """What a thread does for its process: takes one mesh after another."""
         while (taken := _next(left, terms)) is not None:
             n, mesh, now = taken
-            answer = beside.ask(process, packed(_request(search, mesh, now)))
-            told.put((n, mesh, cast(Outcome | None, answer)))
+            answer = None
+            try:
+                answer = beside.ask(process, packed(_request(search, mesh, now)))
+            finally:  # whatever goes wrong, this process searches the mesh
+                told.put((n, mesh, cast(Outcome | None, answer)))
             if answer is None:
                 return
 
