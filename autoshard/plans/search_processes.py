@@ -57,6 +57,7 @@ class SearchProcesses:
     def __exit__(self, *exception: object) -> None:
         for process in range(self.count):
             self.end(process)
+        self.count = 0  # none begins any more, whoever still knows of them
 
     def begin(self, program: Program) -> bool:
         """Starts them, if a search for this program is worth it and can go on in them at once; whether it is.

@@ -116,9 +116,11 @@ def test_each_mesh_is_searched_once_until_terms_end(question, meshes, beside, re
     assert not list(searched(no_search, lambda: terms, meshes, StopRequest(True), "solve", ready))
 
 
-def test_small_programs_and_limits_of_work_need_no_other_process(question):
+def test_small_programs_and_limits_of_work_need_no_other_process(question, monkeypatch):
     with SearchProcesses(2) as processes:
         assert not processes.begin(question.program)
+    monkeypatch.setattr(search_processes, "LARGE", 0)
+    assert not processes.begin(question.program), "their time is over"
     assert processes_of(PlanOptions(work_limit=1.0, processes=4)).count == 0
     assert processes_of(PlanOptions(processes=3)).count == 2
     assert 0 <= processes_of(PlanOptions()).count <= 3
