@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import rich.text
+import typer
 from typer.testing import CliRunner
 
 from autoshard import Plan, StagedPlan
@@ -29,6 +31,18 @@ def test_help_shows_an_example(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
     assert f"autoshard {command} " in result.output.partition("Example")[2]
+
+
+def test_no_help_takes_brackets_for_markup():
+    """Rich drops what stands in brackets, as in `pip install 'autoshard[extra]'`, unless it is escaped."""
+    lost = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        texts = [command.help, command.epilog, *(getattr(p, "help", None) for p in command.params)]
+        for text in filter(None, texts):
+            shown = rich.text.Text.from_markup(text)
+            if shown.spans or shown.plain.count("[") != text.count("["):
+                lost[name] = text
+    assert lost == {}
 
 
 def test_a_plan_is_printed_saved_and_explained(tmp_path):

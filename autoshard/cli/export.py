@@ -32,7 +32,7 @@ def export(
         pathlib.Path | None,
         typer.Option(
             metavar="FILE",
-            help="Names that the model has already: YAML with lines such as '*.up.kernel': [embed, mlp].",
+            help="Names that the model has already: YAML with lines such as '*.up.kernel': \\[embed, mlp].",
         ),
     ] = None,
     nearest: Annotated[bool, typer.Option("--nearest", help="Accept rules that deviate from the plan.")] = False,
