@@ -90,12 +90,14 @@ def _after(
 
     def terms() -> Terms | None:
         left_s = until_s - time.perf_counter()
+        if left_s <= 0:
+            return None
         limited = dataclasses.replace(
             options,
             time_limit_s=min(options.time_limit_s, 0.5 * left_s),
             relative_gap=max(options.relative_gap, _GAP_ON_THE_WAY),
         )
-        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), weights) if left_s > 0 else None
+        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), weights)
 
     for own in searched(search_mesh, terms, meshes, stop, "walk", ready):
         if own.is_faster(Incumbent(found.cost_s, found.step_s, found.fits)):

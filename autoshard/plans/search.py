@@ -205,8 +205,10 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
 
     def terms() -> Terms | None:
         left_s = until_s - time.perf_counter()
+        if left_s <= 0:
+            return None
         limited = dataclasses.replace(question.options, time_limit_s=min(question.options.time_limit_s, left_s))
-        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), found.weights) if left_s > 0 else None
+        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), found.weights)
 
     known = [walked_over[c.hardware] for c in close[:_MOST_CLOSE] if c.hardware in walked_over]
     as_walked = (best_scheduled(asked, with_problem(asked, outcome)) for outcome in known)
