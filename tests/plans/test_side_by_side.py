@@ -11,7 +11,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, SolverError
 from autoshard.interrupts import StopRequest
 from autoshard.planner.program import prepare
-from autoshard.plans import search_processes
+from autoshard.plans import mesh_walk, search, search_processes
 from autoshard.plans.found import Found, Incumbent
 from autoshard.plans.found_elsewhere import with_problem, without_problem
 from autoshard.plans.logical_meshes import logical_meshes
@@ -124,6 +124,18 @@ def test_small_programs_and_limits_of_work_need_no_other_process(question, monke
     assert processes_of(PlanOptions(work_limit=1.0, processes=4)).count == 0
     assert processes_of(PlanOptions(processes=3)).count == 2
     assert 0 <= processes_of(PlanOptions()).count <= 3
+
+
+def test_a_search_whose_time_is_over_ends(train, shapes, two_nodes, monkeypatch):
+    """Neither the walk nor the search of close meshes has any time left: the plan is the one of the meshes that are
+    all searched."""
+    monkeypatch.setattr(mesh_walk, "_LONGEST_WALK", 0.0)
+    monkeypatch.setattr(mesh_walk, "_WORTH_A_WALK", -1.0)
+    monkeypatch.setattr(search, "_SHARE_OF_TIME", 0.0)
+    monkeypatch.setattr(search, "waits_longer", lambda found: True)
+    plan = autoshard.plan(train, *shapes(), cluster=two_nodes, donate_argnums=0, options=OPTIONS)
+    assert {len(c.axes) for c in plan.candidates} <= {1, 2}
+    assert plan.estimate.step_s == pytest.approx(min(c.step_s for c in plan.candidates if c.step_s is not None))
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2"])
