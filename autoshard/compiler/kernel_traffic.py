@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence, Set
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import lies_in, read_order
+from autoshard.compiler.grouped_rows import copies_for_groups
 from autoshard.compiler.live_ranges import LiveRanges
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.reduced_rows import fetched_for, reduced_row, reduced_rows
@@ -96,6 +97,11 @@ class Traffic:
             copies = sum((o, access.value) in self._copied for o in access.operations)
             fetched[n] += 2.0 * copies * graph.values[access.value].size_bytes
             launches += copies
+            for operation in operations:
+                if operation.index in access.operations:
+                    repeats = [repeat for value, repeat in copies_for_groups(graph, operation) if value == access.value]
+                    fetched[n] += 2.0 * sum(repeats) * graph.values[access.value].size_bytes
+                    launches += len(repeats)
         for source, (part_bytes, n) in best.items():
             fetched[n] += times[source] * part_bytes
         if operations[0].kind is OperationKind.SCAN_STACK:

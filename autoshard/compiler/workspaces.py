@@ -6,7 +6,10 @@ import numpy as np
 
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, GroupChoices
+from autoshard.compiler.grouped_rows import copies_for_groups
 from autoshard.graph.graph import FactorRule
+
+_PRODUCTS = frozenset({"dot_general", "ragged_dot_general"})
 
 
 def product_workspaces(
@@ -24,12 +27,28 @@ def product_workspaces(
     for group in analysis.groups:
         for index in group.operations:
             operation = analysis.graph.operations[index]
-            if operation.name == "dot_general" and _is_of_matrices(operation.rule):
+            if operation.name in _PRODUCTS and _is_of_matrices(operation.rule):
                 num_choices = len(choices[group.index].partial_bytes)
                 if num_choices not in amounts:
                     amounts[num_choices] = np.full(num_choices, float(workspace_bytes))
                 at = analysis.live.delayed.get(index, index)
                 yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
+
+
+def group_copies(
+    analysis: ProgramAnalysis, choices: Sequence[GroupChoices], mesh_shape: Sequence[int]
+) -> Iterator[BufferUse]:
+    """What products of rows in groups are given instead of their operands (`grouped_rows.py`)."""
+    graph = analysis.graph
+    for group, own in zip(analysis.groups, choices, strict=True):
+        for index in group.operations:
+            at = analysis.live.delayed.get(index, index)
+            for value, times in copies_for_groups(graph, graph.operations[index]):
+                size_bytes = float(times * graph.values[value].size_bytes)
+                for access, layouts in zip(group.reads, own.reads, strict=True):
+                    if access.value == value and index in access.operations:
+                        taken = layouts.shard_bytes(size_bytes, mesh_shape)
+                        yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, taken)
 
 
 def own_workspaces(analysis: ProgramAnalysis, choices: Sequence[GroupChoices]) -> Iterator[BufferUse]:
@@ -42,5 +61,5 @@ def own_workspaces(analysis: ProgramAnalysis, choices: Sequence[GroupChoices]) -
 
 def _is_of_matrices(rule: FactorRule) -> bool:
     """Whether both operands of a product have a dimension of their own."""
-    sides = [{f for dim in dims for f in dim} for dims in rule.operands]
+    sides = [{f for dim in dims for f in dim} for dims in rule.operands[:2]]
     return all([any([rule.factors[f].size > 1 for f in own - other]) for own, other in (sides, sides[::-1])])

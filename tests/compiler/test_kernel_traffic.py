@@ -144,6 +144,15 @@ def test_a_batched_product_has_slices_copied():
     assert moved(scores, x, w) == (product + scores_bytes + 2 * (2 * one), 4)
 
 
+def test_rows_in_groups_are_written_and_read_once_for_each_group():
+    """One kernel reads rows of 16 KiB and writes them for 4 groups; the product reads these and matrices of 64 KiB, and
+    writes 32 KiB; what is counted of the sizes is 16 bytes."""
+    product = lambda x, w, sizes: jax.lax.ragged_dot(x, w, sizes)
+    rows, matrices, made = 2**14, 2**16, 2**15
+    args = bf16(128, 64), bf16(4, 64, 128), jax.ShapeDtypeStruct((4,), jnp.int32)
+    assert moved(product, *args) == (rows + 4 * rows + 4 * rows + matrices + made + 16, 2)
+
+
 def test_a_stack_is_filled_with_zeros_and_written():
     """What a kernel of each iteration makes it writes where it belongs, besides the zeros before."""
 

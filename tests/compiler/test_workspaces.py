@@ -60,3 +60,31 @@ def test_a_product_runs_when_what_it_reads_is_made_with_something_else(formulate
     assert (sine.start, sine.stop) == (both.index, both.index + 2)
     at = {f.instants[usage.start] for usage in workspaces(f)}
     assert both.index + 1 in at and early.index not in at
+
+
+def test_rows_in_groups_are_laid_out_once_for_each_group(formulated, mesh_of):
+    """For a product the rows, for the gradient of the rows the matrices as well, transposed, for that of the matrices
+    both sides: of 3 groups, 8 rows x 4 and 3 matrices of 4 x 16 in float32.
+    """
+
+    def fn(x, w, y, sizes):
+        made, back = jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes), x, w)
+        return made, back(y)
+
+    shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
+    args = shape(8, 4), shape(3, 4, 16), shape(8, 16), jax.ShapeDtypeStruct((3,), jnp.int32)
+    mesh = mesh_of(1)
+    device = dataclasses.replace(mesh.device_type, product_workspace_bytes=5000)
+    f = formulated(fn, args, LogicalMesh(mesh.axes, device))
+    products = [o for o in f.program.graph.operations if o.name == "ragged_dot_general"]
+    is_gradient = lambda o: f.program.graph.values[o.results[0]].shape == (3, 4, 16)
+    rows, matrices, made = 4 * 8 * 4, 4 * 3 * 4 * 16, 4 * 8 * 16
+    for product in products:
+        found = sorted(u.amounts[0] for u in workspaces(f) if f.instants[u.start] == product.index)
+        if is_gradient(product):
+            assert found == [3 * rows, 3 * made, 5000]
+        elif f.program.graph.values[product.results[0]].shape == (8, 16):
+            assert found == [3 * rows, 5000]
+        else:
+            assert found == sorted([matrices, 3 * made, 5000])
+    assert len(products) == 3

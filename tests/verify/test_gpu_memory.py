@@ -275,3 +275,28 @@ def test_a_chain_of_functions_is_there_if_computing_it_again_takes_long(monkeypa
     memory = verify(plan, gated, *args, target="h100", candidates=(Candidate.XLA_COSTS,)).compiled_memory
     assert memory.temporary_bytes > 11 * (3 * 2 + 4) * 16384 * 2048
     assert 0.97 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.03 * memory.peak_bytes
+
+
+def grouped(params, x, sizes):
+    """Gradient descent of experts, each of which has the rows of one group."""
+
+    def loss(params):
+        up, down = params
+        h = jax.nn.gelu(jax.lax.ragged_dot(x, up, sizes))
+        return jnp.mean(jnp.square(jax.lax.ragged_dot(h, down, sizes).astype(jnp.float32)))
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "tensor": 4}], ids=["8", "2x4"])
+def test_rows_in_groups_are_there_once_for_each_group_and_only_for_their_product(mesh, monkeypatch):
+    """In the order of least memory. Left to itself, XLA keeps what it lays out in the forward pass for the gradients of
+    the matrices: 2.5 GB instead of 1.7."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    args = (bf16(8, 512, 2048), bf16(8, 2048, 512)), bf16(262144, 512), jax.ShapeDtypeStruct((8,), jnp.int32)
+    options = autoshard.PlanOptions(schedule=autoshard.Schedule.LEAST_MEMORY)
+    plan = autoshard.plan(grouped, *args, cluster=CLUSTER, mesh=mesh, donate_argnums=0, options=options)
+    compiled_bytes = plan.verify(grouped, *args, target="h100").compiled_memory.peak_bytes
+    assert 0.9 * plan.estimate.peak_bytes <= compiled_bytes <= 1.03 * plan.estimate.peak_bytes
