@@ -31,7 +31,7 @@ from autoshard.compiler.solved import SolvedProgram
 from autoshard.compiler.stored_values import stored_values
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.compiler.widened import widened
-from autoshard.compiler.workspaces import group_copies, own_workspaces, product_workspaces
+from autoshard.compiler.workspaces import laid_out, own_workspaces, product_workspaces
 from autoshard.cost.exposure import Exposure
 from autoshard.graph.graph import Graph
 
@@ -264,7 +264,7 @@ class XlaGpu(XlaCpu):
         yield from stored_exponentials(analysis, choices)
         yield from partial_sums(analysis, choices, self.spans(analysis.graph))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
-        yield from group_copies(analysis, choices.groups, choices.mesh_shape)
+        yield from laid_out(analysis, choices.groups, choices.mesh_shape)
         yield from own_workspaces(analysis, choices.groups)
 
     def operand_copies(

@@ -99,9 +99,9 @@ class Traffic:
             launches += copies
             for operation in operations:
                 if operation.index in access.operations:
-                    repeats = [repeat for value, repeat in copies_for_groups(graph, operation) if value == access.value]
-                    fetched[n] += 2.0 * sum(repeats) * graph.values[access.value].size_bytes
-                    launches += len(repeats)
+                    written = [size for value, size in copies_for_groups(graph, operation) if value == access.value]
+                    fetched[n] += 2.0 * sum(written)
+                    launches += len(written)
         for source, (part_bytes, n) in best.items():
             fetched[n] += times[source] * part_bytes
         if operations[0].kind is OperationKind.SCAN_STACK:

@@ -1,4 +1,5 @@
-"""What an operation needs beside its operands and its result: matrix products, look-ups that are exchanged, regions."""
+"""What an operation needs beside its operands and its result: matrix products, sorts, look-ups that are exchanged,
+regions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +8,7 @@ import numpy as np
 from autoshard.compiler.analysis import ProgramAnalysis
 from autoshard.compiler.buffer_uses import BufferKind, BufferUse, GroupChoices
 from autoshard.compiler.grouped_rows import copies_for_groups
+from autoshard.compiler.sorted_rows import sorted_rows
 from autoshard.graph.graph import FactorRule
 
 _PRODUCTS = frozenset({"dot_general", "ragged_dot_general"})
@@ -35,16 +37,18 @@ def product_workspaces(
                 yield BufferUse(BufferKind.WORKSPACE, group.index, at, at + 1, amounts[num_choices])
 
 
-def group_copies(
+def laid_out(
     analysis: ProgramAnalysis, choices: Sequence[GroupChoices], mesh_shape: Sequence[int]
 ) -> Iterator[BufferUse]:
-    """What products of rows in groups are given instead of their operands (`grouped_rows.py`)."""
-    graph = analysis.graph
+    """What products of rows in groups are given instead of their operands (`grouped_rows.py`), and what is sorted
+    (`sorted_rows.py`)."""
+    graph, live = analysis.graph, analysis.live
+    stops = {life.value: life.stop for life in live.ranges if analysis.chains.producer[life.value] is not None}
     for group, own in zip(analysis.groups, choices, strict=True):
         for index in group.operations:
-            at = analysis.live.delayed.get(index, index)
-            for value, times in copies_for_groups(graph, graph.operations[index]):
-                size_bytes = float(times * graph.values[value].size_bytes)
+            operation, at = graph.operations[index], live.delayed.get(index, index)
+            found = *copies_for_groups(graph, operation), *sorted_rows(graph, operation, stops)
+            for value, size_bytes in found:
                 for access, layouts in zip(group.reads, own.reads, strict=True):
                     if access.value == value and index in access.operations:
                         taken = layouts.shard_bytes(size_bytes, mesh_shape)

@@ -96,6 +96,10 @@ def run_by_shards(
         else:
             results = equation.primitive.bind(*shards, **params)
             results = list(results) if equation.primitive.multiple_results else [results]
+        if equation.primitive.name == "top_k":
+            # where XLA sorts whole rows for it, it would keep them until the last reader of what is taken; both results
+            # in their own order, behind one barrier, end XLA:GPU of jax 0.10.2 (`TopkDecomposer`)
+            results = jax.lax.optimization_barrier(results[::-1])[::-1]
         if behind:
             results, behind = jax.lax.optimization_barrier((results, behind))
         if summed and not is_place:
