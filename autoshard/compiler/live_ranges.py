@@ -134,7 +134,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     in_place, scattered = sums_in_place(chains, free), scattered_into(chains, free)
     fusion = fuse(chains, pointwise, free, in_place, _changed(chains, scattered))
     root = _roots({**aliases(graph), **in_place, **scattered})
-    together = made_together(chains, fusion, gradients)
+    together = made_together(chains, fusion, gradients, root)
     delayed = delayed_products(chains, together)
     late, stacks = late_fills(chains, scattered), late_stacks(chains)
     fills = constant_fills(chains, free, gradients, scattered, late.keys() | stacks)

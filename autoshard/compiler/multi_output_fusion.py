@@ -9,7 +9,7 @@ _NEAR = 4
 """How many heavy kernels apart operations may be that become one kernel although others wait for the first."""
 
 
-def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[int, int]:
+def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int], root: Mapping[int, int]) -> dict[int, int]:
     """For each value that one kernel makes together with others, the operation at which it does, if not its own.
 
     Kernels that read one value and do not wait for each other become one kernel of several results
@@ -17,7 +17,13 @@ def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[i
     made together, as soon as what they are made of is there; those of the first layer, too, which only weight gradients
     read. What only these read is not waited for: the activation of a layer that is computed again in the backward pass
     is made together with its gradient; but with its hyperbolic tangent, which is there as soon as it can be, if that is
-    stored.
+    stored. A sum that reads the same as what is made behind it is a result of that kernel, too: the gradient of
+    a parameter that scales scores. That is said only of what is made of one buffer as large: of gradients that are
+    added XLA has fewer buffers than are counted, since it scatters into the sum of all.
+
+    Args:
+      chains: The graph. fusion: What is stored. gradients: Gradients of weights.
+      root: For values that lie in the memory of another, which that is.
     """
     values, region, fused, sources = chains.graph.values, chains.region, fusion.fused, fusion.sources
     stored = [v for v in sources if not fused[v] and values[v].shape]
@@ -43,6 +49,15 @@ def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[i
     for value in stored:
         if waited(value) and value not in gradients:
             join(value, first)
+    reductions = _reductions(chains, fusion)
+    for value in stored:
+        own = chains.made_by(value).index
+        there = max(map(chains.defined_at, sources[value]), default=own)
+        if value not in moved and value not in gradients and len({root.get(s, s) for s in alike(value)}) == 1:
+            near = [at for s in alike(value) for at in reductions.get(s, ()) if region[at] == region[own]]
+            beside = [at for at in near if there < at < own and chains.loop_nest[at] == chains.loop_nest[own]]
+            if beside:
+                moved[value] = max(beside)
     for value in stored:
         own = chains.made_by(value).index
         if waited(value) or not chains.consumers[value] or not fusion.fetched.isdisjoint(sources[value]):
@@ -53,6 +68,19 @@ def made_together(chains: DefUse, fusion: Fusion, gradients: Set[int]) -> dict[i
         else:
             join(value, unwaited)
     return moved
+
+
+def _reductions(chains: DefUse, fusion: Fusion) -> dict[int, list[int]]:
+    """For each stored value, the reductions that read it, or read what is computed of it, element by element."""
+    values, found = chains.graph.values, dict[int, list[int]]()
+    for operation in chains.graph.operations:
+        if operation.name.startswith("reduce_") and operation.operands[0] is not None:
+            operand = operation.operands[0]
+            read = fusion.sources[operand] if fusion.fused[operand] and operand in fusion.sources else (operand,)
+            for source in read:
+                if values[source].shape == values[operand].shape:
+                    found.setdefault(source, []).append(operation.index)
+    return found
 
 
 def delayed_products(chains: DefUse, together: Mapping[int, int]) -> dict[int, int]:

@@ -208,3 +208,19 @@ def test_of_two_products_that_which_frees_more_is_made_first(is_read_later):
     made = {life.value: life for life in analyse(graph).live.ranges}
     assert (made[p].stop <= first.index) != is_read_later
     assert (made[second.results[0]].start < first.index) != is_read_later
+
+
+def test_a_sum_is_a_result_of_the_kernel_that_reads_the_same_behind_it():
+    """The gradient `d` of scores `s` that a parameter scaled: the sum of `s * d`, and `d` scaled for the next product,
+    are one kernel, so that `s`, `d` and the latter are there at once, with the weight and the rows."""
+
+    def fn(x, y, w, scale):
+        s, d = x @ w, y @ w
+        return jnp.sum(s * d), (d * scale) @ w
+
+    graph = trace(fn, (SQUARE, SQUARE, SQUARE, f32())).graph
+    live = analyse(graph).live
+    total = next(o for o in graph.operations if o.name == "reduce_sum")
+    scaled = next(o for o in graph.operations if o.name == "mul" and o.index > total.index)
+    (life,) = (life for life in live.ranges if life.value == scaled.result())
+    assert life.start == total.index
