@@ -173,7 +173,8 @@ class Supervisor:
                 continue
             if time.monotonic() - told_s > WAIT_REPORT_S:
                 told_s = time.monotonic()
-                self._say(f"Waiting for workers: {len(slots)} can run, {self._settings.least_workers} are needed.")
+                found = f"Waiting for workers: {len(slots)} can run, {self._settings.least_workers} are needed."
+                self._say(f"{found} {self._engine.why_few()}".rstrip())
             self._engine.poll(POLL_S)
         return None
 

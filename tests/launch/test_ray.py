@@ -84,3 +84,38 @@ def test_without_ray_the_error_tells_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'autoshard\[ray\]'"):
         RayEngine(tmp_path, 1, 1, devices_per_worker=1)
+
+
+UNREACHABLE = """
+import pathlib, sys
+from autoshard.errors import ClusterError
+from autoshard.launch.engines.ray_cluster import RayEngine
+for address in ("127.0.0.1:1", "no port"):
+    try:
+        RayEngine(pathlib.Path(sys.argv[1]), 1, 1, devices_per_worker=1, address=address)
+    except ClusterError as error:
+        print(error)
+"""
+
+
+def test_an_address_at_which_no_ray_answers_is_refused_at_once(tmp_path):
+    """Ray would try for minutes, and then end the process."""
+    printed, _ = run(UNREACHABLE, str(tmp_path)).communicate(timeout=60)
+    assert "The Ray cluster at 127.0.0.1:1 cannot be reached: [Errno 111]" in printed, printed
+    assert "The Ray cluster at no port cannot be reached: " in printed, printed
+
+
+TOO_LARGE = """
+import pathlib, sys
+from autoshard.launch.engines import ray_cluster
+ray_cluster._START_LIMIT_S = 1
+engine = ray_cluster.RayEngine(pathlib.Path(sys.argv[1]), 1, 1, devices_per_worker=100_000)
+print(engine.why_few() if not engine.capacity() else "there is room")
+engine.close()
+"""
+
+
+@pytest.mark.slow
+def test_what_no_node_has_room_for_is_told(tmp_path):
+    printed, _ = run(TOO_LARGE, str(tmp_path)).communicate(timeout=120)
+    assert "Each takes 100000 CPU of one node; the Ray cluster has 1 node, of at most " in printed, printed

@@ -44,6 +44,9 @@ class LocalEngine:
     def capacity(self) -> Sequence[Slot]:
         return self._slots
 
+    def why_few(self) -> str:
+        return ""
+
     def free_address(self, slot: Slot) -> str:
         with socket.socket() as found:
             found.bind((self._address, 0))

@@ -74,6 +74,10 @@ class Engine(Protocol):
         """The slots at which a worker can run now, in the order of preference; taken ones are among them."""
         ...
 
+    def why_few(self) -> str:
+        """A sentence on what a slot takes, for a person who waits for more of them; empty if there is none to tell."""
+        ...
+
     def free_address(self, slot: Slot) -> str:
         """`host:port` of a free port at a slot, which the other slots reach."""
         ...

@@ -9,6 +9,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -93,7 +94,7 @@ class RayEngine:
         self._owns_connection = not self._ray.is_initialized()
         if self._owns_connection:
             self._connect(address)
-        bundle = self._bundle(devices_per_worker)
+        self._takes = bundle = self._bundle(devices_per_worker)
         others = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
         self._options = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0), "resources": others}
         together = self._ray.util.placement_group([bundle] * least_workers, strategy="PACK")
@@ -113,6 +114,13 @@ class RayEngine:
     def capacity(self) -> Sequence[Slot]:
         self._look(0)
         return sorted((w.slot for w in self._workers if w.slot is not None), key=lambda slot: slot.number)
+
+    def why_few(self) -> str:
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        largest = {name: max((node.get(name, 0) for node in alive), default=0) for name in self._takes}
+        takes, has = (" and ".join(f"{n:g} {name}" for name, n in each.items()) for each in (self._takes, largest))
+        nodes = f"{len(alive)} node{'s' if len(alive) != 1 else ''}"
+        return f"Each takes {takes} of one node; the Ray cluster has {nodes}, of at most {has}."
 
     def free_address(self, slot: Slot) -> str:
         """As of `Engine`; of a node that is gone, an address at which nobody answers."""
@@ -184,11 +192,12 @@ class RayEngine:
                 self._ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
                 return
             try:
+                _try_port(address)
                 self._ray.init(address=address, **quiet)
-            except ConnectionError as error:
+            except (OSError, ValueError) as error:
                 raise ClusterError(
-                    f"The Ray cluster at {address} cannot be reached: {error} Start it with `ray start`, or correct "
-                    "the address."
+                    f"The Ray cluster at {address} cannot be reached: {str(error).rstrip('.')}. Start it with `ray "
+                    "start`, or correct the address (RAY_ADDRESS), which is `auto` or host:port."
                 ) from error
 
     def _bundle(self, devices_per_worker: int | None) -> dict[str, float]:
@@ -315,6 +324,13 @@ def _import_ray(is_local: bool) -> Any:
                 "--engine ray needs Ray, which is not installed. Run: pip install 'autoshard[ray]'"
             ) from error
     return ray
+
+
+def _try_port(address: str) -> None:
+    """Raises OSError where nobody answers at `host:port`; Ray itself tries for minutes, and then ends the process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CALL_LIMIT_S).close()
 
 
 @contextlib.contextmanager
