@@ -104,7 +104,7 @@ def yaml_text(data: object) -> str:
       data: Dicts, lists, text, finite numbers, booleans and None.
 
     Returns:
-      The text, in block style, keys in their order, other characters than ASCII escaped.
+      The text, in block style, text of several lines too, keys in their order, other characters than ASCII escaped.
 
     Raises:
       ValueError: If a number is not finite.
@@ -213,6 +213,9 @@ class _PlainDumper(yaml.SafeDumper):
             text = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent}"
         return self.represent_scalar("tag:yaml.org,2002:float", text)
 
+    def represent_lines(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
 
 for _tag, _pattern, _first_characters in (
     ("int", _INT, "-+0123456789"),
@@ -226,6 +229,7 @@ for _tag, _pattern, _first_characters in (
 _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_int)
 _PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.construct_float)
 _PlainDumper.add_representer(float, _PlainDumper.represent_float)
+_PlainDumper.add_representer(str, _PlainDumper.represent_lines)
 
 
 def _read_text(path: str | os.PathLike[str], max_bytes: int) -> str:

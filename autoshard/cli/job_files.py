@@ -10,6 +10,7 @@ from autoshard.files import yaml_text
 from autoshard.launch.emit.emit import JobKind, emit
 from autoshard.launch.emit.kubernetes import CONFIG_FILE
 from autoshard.launch.emit.request import JobRequest, job_name
+from autoshard.train.cluster_devices import check_devices
 
 POD_OUTPUT_DIR = "/output"
 """The run's output folder in a pod, where the volume is."""
@@ -39,7 +40,8 @@ def job_file(
         image: the container image.
 
     Raises:
-        ConfigError: it is not told what a worker takes, or the run would keep nothing to continue from.
+        ConfigError: it is not told what a worker takes, the run would keep nothing to continue from, or the workers
+            are not those of its cluster file.
     """
     if (devices_per_worker is None) == (gpus_per_worker is None):
         raise ConfigError(
@@ -56,7 +58,10 @@ def job_file(
             "--emit: a job continues from checkpoints when it is started again, and train.checkpoint_every is null, so "
             "that it would begin anew. Add the override train.checkpoint_every=100, say."
         )
-    run_dir = pathlib.Path(settings.train.output_dir).absolute()
+    if kind == "slurm" or pathlib.Path(settings.plan.cluster or "").is_file():  # else it is in the image only
+        each = devices_per_worker or gpus_per_worker or 0
+        check_devices(settings.plan.cluster, sizes[0] * each, sizes[1] * each, "the workers have")
+    run_dir = pathlib.Path(settings.train.output_dir).expanduser().absolute()
     devices = f"devices={'null' if devices_per_worker is None else devices_per_worker}"
     if kind == "slurm":
         own = [f"train.output_dir={json.dumps(str(run_dir))}", devices]

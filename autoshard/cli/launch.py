@@ -12,6 +12,8 @@ from autoshard.cli.common import INTERRUPTED, Config, Overrides, Traceback, erro
 from autoshard.errors import ConfigError
 from autoshard.folders import make_folder
 
+REJOIN_AFTER_S = 30.0
+
 EPILOG = (
     "Examples:\n\n"
     "    autoshard launch configs/quickstart.yaml --workers 4 --devices-per-worker 2\n\n"
@@ -43,11 +45,12 @@ def launch(
     workers: Workers = "1",
     devices_per_worker: DevicesPerWorker = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where workers run: on this machine, or on a Ray cluster.")
+        Literal["local", "ray"],
+        typer.Option(help="Where workers run: on this machine, or on a Ray cluster. Slurm and Kubernetes: --emit."),
     ] = "local",
     rejoin_after: Annotated[
         float, typer.Option(min=0, help="Seconds until a lost worker's place is used again, with MIN:MAX.")
-    ] = 30.0,
+    ] = REJOIN_AFTER_S,
     stall_limit: Annotated[
         float | None,
         typer.Option(min=1, help="Seconds without a heartbeat after which a worker is lost; learnt if not given."),
@@ -77,11 +80,23 @@ def launch(
     """
     with errors_shown(traceback):
         settings = load_settings(config, overrides)
-        least, most = _sizes(workers)
+        least, most = sizes = _sizes(workers)
         if emit is not None:
             from autoshard.cli.job_files import job_file
 
-            sizes = (least, most)
+            for option, is_given in (
+                (f"--engine {engine}", engine != "local"),
+                ("--rejoin-after", rejoin_after != REJOIN_AFTER_S),
+                ("--stall-limit", stall_limit is not None),
+                ("--max-preemptions", max_preemptions is not None),
+                ("--no-standbys", not standbys),
+                ("--no-plan-ahead", not plan_ahead),
+            ):
+                if is_given:
+                    raise ConfigError(
+                        f"{option}: is for the supervisor of a run, and a job of --emit {emit} has none: the cluster "
+                        "restarts its workers. Leave it out, or leave out --emit."
+                    )
             typer.echo(
                 job_file(
                     emit, config, overrides, settings, sizes, devices_per_worker, gpus_per_worker, max_crashes, image
@@ -95,6 +110,12 @@ def launch(
                     f"{option}: is for job files, and there is no --emit; received {value!r}. Add --emit, or leave it "
                     "out: a worker takes the accelerators of its host, or --devices-per-worker CPU devices."
                 )
+        if devices_per_worker is not None:
+            from autoshard.train.cluster_devices import check_devices
+
+            check_devices(
+                settings.plan.cluster, least * devices_per_worker, most * devices_per_worker, "the workers have"
+            )
         from autoshard.launch.engines.local import LocalEngine
         from autoshard.launch.engines.protocol import Engine
         from autoshard.launch.engines.ray_cluster import RayEngine

@@ -23,6 +23,7 @@ from autoshard.host_tables.checkpoint_folder import saved_step
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
 from autoshard.plans.make import load_cluster
+from autoshard.train.cluster_devices import check_devices
 from autoshard.train.config import ExecutionSection, TrainConfig
 from autoshard.train.data import TrainData
 from autoshard.train.evaluation import evaluator
@@ -114,6 +115,7 @@ def _carry_out(
             return done
         say("All tables are better on the devices; the run goes on as without execution.mode.")
         config = config.model_copy(update={"execution": ExecutionSection()})
+    check_devices(config.plan.cluster, jax.device_count(), jax.device_count(), "JAX sees")
     with _checkpoints(config, folder, say, worker) as checkpoints:
         last_step = checkpoints.latest_step() or 0
         if last_step >= config.train.steps:

@@ -69,11 +69,64 @@ def test_the_configuration_of_a_job_set_is_in_its_file(tmp_path):
             ["kubernetes", "train.checkpoint_every=20", "--gpus-per-worker", "8", "--image", "x", "--workers", "2:4"],
             "fixed number of workers; received 2:4",
         ),
+        (
+            ["kubernetes", "train.checkpoint_every=20", "--gpus-per-worker", "8", "--image", "a 1"],
+            "has no white space; received 'a 1'",
+        ),
+        (["slurm", "--engine", "ray"], "--engine ray: is for the supervisor"),
+        (["slurm", "--rejoin-after", "5"], "--rejoin-after: is for the supervisor"),
+        (["slurm", "--stall-limit", "5"], "--stall-limit: is for the supervisor"),
+        (["slurm", "--max-preemptions", "5"], "--max-preemptions: is for the supervisor"),
+        (["kubernetes", "--no-standbys"], "--no-standbys: is for the supervisor"),
+        (["kubernetes", "--no-plan-ahead"], "--no-plan-ahead: is for the supervisor"),
     ],
 )
 def test_what_is_missing_is_told(arguments, message):
     result = emitted(*arguments)
     assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "devices"),
+    [
+        (["--emit", "slurm", "--workers", "1:2", "--gpus-per-worker", "8"], "8 to 16"),
+        (["--emit", "slurm", "--workers", "4", "--gpus-per-worker", "8"], "32"),
+        (["--emit", "kubernetes", "--image", "a:1", "--workers", "4", "--gpus-per-worker", "8"], "32"),
+        (["--workers", "2:4", "--devices-per-worker", "1"], "2 to 4"),
+    ],
+)
+def test_workers_that_are_not_those_of_the_cluster_file_are_refused(tmp_path, arguments, devices):
+    cluster = pathlib.Path(CONFIG).parent / "clusters" / "h100x16.yaml"
+    own = [f"plan.cluster={cluster}", "train.checkpoint_every=20", f"train.output_dir={tmp_path / 'run'}"]
+    result = CliRunner().invoke(app, ["launch", CONFIG, *arguments, *own])
+    told = " ".join(result.output.split())
+    assert result.exit_code == 2 and not (tmp_path / "run").exists()
+    assert f"h100x16.yaml describes 16, and the workers have {devices}. Add plan.cluster=null" in told
+
+
+def test_a_cluster_file_of_the_image_need_not_be_here():
+    arguments = [
+        "kubernetes",
+        "--image",
+        "a:1",
+        "--workers",
+        "4",
+        "--gpus-per-worker",
+        "8",
+        "train.checkpoint_every=20",
+    ]
+    result = emitted(*arguments, "plan.cluster=/in/the/image.yaml")
+    assert result.exit_code == 0 and "cluster: /in/the/image.yaml\n" in result.output
+
+
+def test_the_home_folder_is_meant_by_a_tilde():
+    result = emitted("slurm", "--gpus-per-worker", "8", "train.checkpoint_every=20", "train.output_dir=~/a-run")
+    assert f"logs={pathlib.Path.home()}/a-run/logs\n" in result.output
+
+
+def test_the_configuration_of_a_job_set_can_be_read_line_by_line():
+    result = emitted("kubernetes", "--gpus-per-worker", "8", "--image", "a:1", "train.checkpoint_every=20")
+    assert "  config.yaml: |\n    model:\n      name: gpt\n" in result.output
 
 
 @pytest.mark.parametrize("option", [["--gpus-per-worker", "8"], ["--image", "a:1"]])

@@ -249,3 +249,12 @@ def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="train.output_dir"):
         run(config_of(tmp_path / "file", steps=1))
+
+
+def test_a_cluster_of_another_number_of_devices_is_refused_before_anything_is_planned(tmp_path):
+    cluster = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x16.yaml"
+    config = config_of(tmp_path, steps=1)
+    config = config.model_copy(update={"plan": config.plan.model_copy(update={"cluster": str(cluster)})})
+    with pytest.raises(ConfigError, match=r"h100x16.yaml describes 16, and JAX sees 8. Add plan.cluster=null"):
+        run(config)
+    assert not (tmp_path / "plan.json").exists()

@@ -37,6 +37,11 @@ def kubernetes_text(request: JobRequest) -> str:
         )
     if not request.image:
         raise ConfigError("--emit kubernetes: --image names the container image with autoshard; none was given.")
+    if any(character.isspace() for character in request.image):
+        raise ConfigError(
+            f"--image: the name of a container image has no white space; received {request.image!r}. Write it as in "
+            "registry.example/autoshard:1."
+        )
     documents = (_config_map(request), _network_policy(request), job_set(request))
     return _HEADER.format(claim=_claim(request)) + "---\n".join(yaml_text(document) for document in documents)
 
