@@ -121,6 +121,24 @@ class Checkpoints:
             self._memory.wait()
         self._disk.wait()
 
+    def require(self, step: int) -> None:
+        """Waits until what was saved is on disk, and looks whether the last state of a run is there.
+
+        Args:
+            step: the steps that it has taken.
+
+        Raises:
+            TrainingError: it is not: the disk is full, as was told, or the state was not to be saved.
+        """
+        self.wait()
+        newest = self.latest_step(Tier.DISK)
+        if newest != step:
+            left = "no checkpoint is there" if newest is None else f"the newest checkpoint is that of step {newest}"
+            raise TrainingError(
+                f"The state after step {step}, the last one of this run, is not saved in {self._disk.folder}, for the "
+                f"reason that the warning tells; {left}. Make room, or mend what it names, and resume the run."
+            )
+
     def check_fit(self, like: Any) -> None:
         """Refuses states of another form than those on disk, before work is spent on them.
 

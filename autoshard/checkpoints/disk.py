@@ -120,6 +120,11 @@ class DiskTier:
         if failure := from_first(self._clean):
             raise ConfigError(f"The folder of checkpoints {folder} cannot be used: {failure}. Choose another.")
 
+    @property
+    def folder(self) -> pathlib.Path:
+        """Where the checkpoints are."""
+        return self._folder
+
     def _clean(self) -> str:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -182,7 +187,7 @@ class DiskTier:
         shards = tuple(in_threads(shard, pieces_of(arrays)))
         self._writing = _Content(step, seal_of(dict(run)), leaves, shards)
         path, stop = self._folder / str(step), threading.Event()
-        items = {STATE: ocp.args.StandardSave(state), RUN: ocp.args.JsonSave(dict(run))}
+        items = {STATE: ocp.args.StandardSave(_boxed(state)), RUN: ocp.args.JsonSave(dict(run))}
         try:
             self._orbax.save(path, args=ocp.args.Composite(**items), custom_metadata={MANIFEST: VERSION})
         except Exception as error:  # Orbax raises whatever its writers raise, down to plain Exception
@@ -308,9 +313,11 @@ class DiskTier:
             return fault
         assert isinstance(manifest, Manifest)
         wanted, state = jax.tree.map(ocp.utils.to_shape_dtype_struct, like), None
+        boxed = _boxed(wanted)
         try:
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-                state = reader.restore(folder / STATE, args=ocp.args.StandardRestore(wanted))
+                read = reader.restore(folder / STATE, args=ocp.args.StandardRestore(boxed))
+                state = read if boxed is wanted else jax.tree.leaves(read)[0]
         except Exception as error:  # Orbax raises whatever its readers raise, down to plain Exception
             faults = [Fault(STATE, f"Orbax cannot read it: {_reason(error)}")]
         else:
@@ -496,6 +503,11 @@ def _is_of_an_earlier_version(folder: pathlib.Path) -> bool:
     except FileFormatError:
         return False
     return isinstance(told, dict) and "item_handlers" in told and not told.get("custom_metadata")
+
+
+def _boxed(state: Any) -> Any:
+    """The state as Orbax takes it: an array alone in a dict."""
+    return {"array": state} if jax.tree_util.treedef_is_leaf(jax.tree.structure(state)) else state
 
 
 def _is_full(error: BaseException | None) -> bool:

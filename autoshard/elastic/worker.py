@@ -82,6 +82,8 @@ class Worker:
         self._identity: Callable[[], Mapping[str, Any]] = dict
         self._saved_step = -1
         self._last: tuple[int, Any] | None = None
+        self._only_in_memory: Any | None = None
+        """The shapes of the state that this generation began with, where it came from memory."""
 
     @staticmethod
     def alone() -> "Worker":
@@ -235,9 +237,10 @@ class Worker:
             state: the initial state, sharded as the plan says; it is returned if nothing was saved.
         """
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-        found = self.restored(lambda: self._open().restore(like), lambda: state).state
+        found = self.restored(lambda: self._open().restore(like), lambda: state)
+        self._only_in_memory = like if found.source is messages.Tier.MEMORY else None
         self.begin_steps()
-        return found
+        return found.state
 
     def restored(self, find: Callable[[], Restored | None], make: Callable[[], Any]) -> Restored:
         """What `find` gives, or else the initial state that `make` gives; and the first step is at hand.
@@ -303,13 +306,22 @@ class Worker:
         self._saved_step = step
 
     def save_last_commit(self) -> None:
-        """Writes the state that was committed last to disk, and waits until it is there."""
-        if self._last is None:
-            return
+        """Writes the state that was committed last, in this generation or before, to disk, and waits until it is there.
+
+        Raises:
+            TrainingError: it cannot be written, and the run would end here.
+        """
         with self.during(Phase.SAVING):
-            if self._saved_step != self._last[0]:
+            if self._last is None and self._only_in_memory is not None:
+                found = self._open().restore(self._only_in_memory, messages.Tier.MEMORY)
+                if found is not None:
+                    self.save(found.step, found.state)
+            elif self._last is not None and self._saved_step != self._last[0]:
                 self.save(*self._last)
-            self._open().wait()
+            if self.should_stop() or self.step == 0:
+                self._open().wait()
+            else:
+                self._open().require(self.step)
 
     def should_stop(self) -> bool:
         """Whether to end now, before the next step; all workers say so after the same step."""

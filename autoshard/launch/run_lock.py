@@ -52,8 +52,14 @@ def run_lock(run_dir: pathlib.Path, rule: str = ONE_LEADER, is_needed: bool = Tr
                     f"{path}: {rule}, which a lock ensures, and the file cannot be locked: {error.strerror}. Choose an "
                     "output folder on another file system."
                 ) from error
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+        except OSError as error:
+            raise ElasticError(
+                f"{path}: {rule}, which this file tells, and it cannot be written: {error.strerror}. Make room, or "
+                "choose another output folder."
+            ) from error
         yield
     finally:
         os.close(descriptor)

@@ -21,7 +21,7 @@ from autoshard.errors import ConfigError, TrainingError
 from autoshard.files import write_text_atomically, yaml_text
 from autoshard.host_tables.checkpoint_folder import saved_step
 from autoshard.interrupts import stop_on_signals
-from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected
+from autoshard.launch.messages import Committed, NotSaved, Phase, Rejected, Tier
 from autoshard.plans.make import load_cluster
 from autoshard.train.cluster_devices import check_devices
 from autoshard.train.config import ExecutionSection, TrainConfig
@@ -118,9 +118,10 @@ def _carry_out(
     check_devices(config.plan.cluster, jax.device_count(), jax.device_count(), "JAX sees")
     with _checkpoints(config, folder, say, worker) as checkpoints:
         last_step = checkpoints.latest_step() or 0
-        if last_step >= config.train.steps:
-            say(f"Nothing to do: {folder} holds a checkpoint of step {last_step}, the last one wanted.")
-            return TrainResult(last_step, None, False, folder)
+        on_disk = checkpoints.latest_step(Tier.DISK) or 0  # what is in memory only is still to be saved
+        if on_disk >= config.train.steps:
+            say(f"Nothing to do: {folder} holds a checkpoint of step {on_disk}, the last one wanted.")
+            return TrainResult(on_disk, None, False, folder)
         if last_step:
             checkpoints.check_fit(jax.eval_shape(functions.init, config.train.seed))
         if worker.is_supervised:
@@ -349,14 +350,17 @@ class _Loop:
                         self._reports.report(self._evaluate(done, self._run.by_units(state)))
                 if section.memory_every is not None and done % section.memory_every == 0:
                     worker.keep(done, self._run.by_units(state))
-                if saves:
+                if saves and done < last:
                     self._save(done, state)
                 worker.stepped(done)
             if done < last:
                 self._reports.say(f"Stopping after step {done}, and saving. Another signal ends the run unsaved.")
             self._save(done, state)
             with worker.during(Phase.SAVING):
-                self._checkpoints.wait()
+                if done < last and worker.is_supervised:
+                    self._checkpoints.wait()  # the next generation finds it in memory
+                else:
+                    self._checkpoints.require(done)
         return TrainResult(done, metrics["loss"] if done > first_step else None, done < last, self._run.folder)
 
     def _fault(self, done: int, metrics: Mapping[str, float], state: Any | None) -> str | None:

@@ -20,13 +20,15 @@ from autoshard_models.train_step import TrainFunctions
 from autoshard import Plan
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.cli import app
+from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.worker import Worker
-from autoshard.errors import ConfigError, ElasticError
+from autoshard.errors import ConfigError, ElasticError, TrainingError
+from autoshard.launch.messages import Assignment
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.held_folder import held_folder
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.result import TrainResult
-from autoshard.train.trainer import train
+from autoshard.train.trainer import carry_out, train
 from autoshard.train.work import model_flops
 
 ON_DATA, ON_BOTH = {"data": 8}, {"data": 2, "tensor": 4}
@@ -258,3 +260,47 @@ def test_a_cluster_of_another_number_of_devices_is_refused_before_anything_is_pl
     with pytest.raises(ConfigError, match=r"h100x16.yaml describes 16, and JAX sees 8. Add plan.cluster=null"):
         run(config)
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_a_full_disk_costs_no_step_but_a_run_whose_last_state_it_takes_ends_with_an_error(tmp_path, monkeypatch):
+    usage, calls = shutil.disk_usage(tmp_path), []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: calls.append(path) or usage._replace(free=1000))
+    printed = io.StringIO()
+    with pytest.raises(TrainingError, match=r"after step 2, the last one .* is not saved .* no checkpoint is there"):
+        train(config_of(tmp_path, steps=2, checkpoint_every=1), rich.console.Console(file=printed, width=200))
+    told = " ".join(printed.getvalue().split())
+    assert (
+        told.count("the checkpoint of step 1 is not saved") == told.count("the checkpoint of step 2 is not saved") == 1
+    )
+    assert len(calls) == 2 and list(losses(tmp_path)) == [1, 2]
+
+
+@pytest.mark.slow
+def test_the_last_state_reaches_the_disk_where_its_generation_died_with_it_in_memory(tmp_path):
+    """Else the supervisor takes the run for finished, and frees the memory."""
+    config = config_of(tmp_path / "run", steps=2, resume=True)
+
+    def generation(number: int) -> TrainResult:
+        place = Assignment(
+            run_id="0" * 32,
+            run_dir=config.train.output_dir,
+            generation=number,
+            rank=0,
+            num_workers=1,
+            coordinator="",
+            slot=0,
+            host="here",
+            memory_dir=str(tmp_path / "memory"),
+            devices_per_worker=8,
+            is_dry_run=False,
+        )
+        worker = Worker(place, None, Coordination.of_this_process())
+        quiet = rich.console.Console(file=io.StringIO())
+        return carry_out(config, train_functions(config), load_data(config), quiet, worker)
+
+    checkpoints = tmp_path / "run" / "checkpoints"
+    generation(1)
+    shutil.rmtree(checkpoints)  # as if it had been killed before it wrote any
+    assert generation(2).step == 2
+    assert [path.name for path in checkpoints.iterdir()] == ["2"]
+    assert list(losses(tmp_path / "run")) == [1, 2]
