@@ -112,6 +112,24 @@ def yaml_text(data: object) -> str:
     return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, width=110)
 
 
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Adds UTF-8 text to the end of a file, which is made if it is missing: all of it, or nothing.
+
+    Raises:
+      OSError: It cannot be written, as on a full disk.
+    """
+    content = text.encode()
+    with open(path, "ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            if file.write(content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+
+
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Writes a UTF-8 file as `write_bytes_atomically` does.
 

@@ -3,13 +3,15 @@
 import json
 import math
 import os
+import resource
+import signal
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from autoshard.errors import FileFormatError
-from autoshard.files import read_json, read_yaml, write_text_atomically, yaml_text
+from autoshard.files import append_text, read_json, read_yaml, write_text_atomically, yaml_text
 
 FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -230,3 +232,20 @@ def test_failed_writing_leaves_the_old_file(tmp_path):
     with pytest.raises(FileFormatError, match="No such file"):
         write_text_atomically(tmp_path / "none" / "f", "new")
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_text_is_added_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "f"
+    append_text(path, "a\n")
+    append_text(path, "\u00e9\n")
+    assert path.read_text(encoding="utf-8") == "a\n\u00e9\n"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, hard))
+    try:
+        with pytest.raises(OSError):
+            append_text(path, "0123456789\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_text(encoding="utf-8") == "a\n\u00e9\n"

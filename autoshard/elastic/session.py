@@ -16,6 +16,7 @@ from autoshard.elastic.compile_cache import use_compile_cache
 from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.joining import join
 from autoshard.elastic.lifeline import Lifeline
+from autoshard.elastic.output import print_without_fail
 from autoshard.elastic.worker import DryRunOver, Worker
 from autoshard.errors import AutoshardError, ElasticError, TrainingError, TransferError
 from autoshard.interrupts import stop_on_signals
@@ -76,6 +77,7 @@ def serve(lifeline: Lifeline, work: Callable[[Worker], WorkDone]) -> NoReturn:
         lifeline: to the supervisor.
         work: does its part until it is complete or `Worker.should_stop` says so.
     """
+    print_without_fail()
     gc.collect()
     gc.freeze()  # what is there now stays; the collector need not walk through it while the worker starts
     assignment = lifeline.await_assignment()

@@ -19,7 +19,7 @@ from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.decisions import is_first
 from autoshard.elastic.lifeline import Lifeline
 from autoshard.elastic.plan_store import ChosenPlan, DeviceSet, mark_compiled, plan_for_devices
-from autoshard.errors import ElasticError, PlanMismatchError
+from autoshard.errors import ElasticError, PlanMismatchError, TrainingError
 from autoshard.interrupts import StopRequest
 from autoshard.launch import messages
 from autoshard.launch.messages import Assignment, FromWorker, Phase, Planned
@@ -372,5 +372,16 @@ def _mesh_text(plan: Plan | StagedPlan) -> str:
 
 
 def run_identity(run_dir: pathlib.Path) -> dict[str, Any]:
-    """What tells a run in code from others: its plan."""
-    return {"plan": json.loads((run_dir / "plan.json").read_text())}
+    """What tells a run in code from others: its plan.
+
+    Raises:
+        TrainingError: it is not there any more.
+    """
+    path = run_dir / "plan.json"
+    try:
+        return {"plan": json.loads(path.read_text())}
+    except OSError as error:
+        raise TrainingError(
+            f"A checkpoint carries the plan of its run, and {path} cannot be read any more: {error.strerror}. Put the "
+            "output folder back, or start the run again."
+        ) from error

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
+from autoshard.errors import ElasticError
 from autoshard.launch.engines.protocol import Engine
 from autoshard.launch.events import EventLog, SupervisorStarted, read_events
 from autoshard.launch.goodput import goodput
@@ -29,7 +30,7 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
         How it ended.
 
     Raises:
-        ElasticError: another supervisor has the run.
+        ElasticError: another supervisor has the run, or its folder cannot be written to.
     """
     with run_lock(settings.run_dir):
         earlier = list(read_events(settings.run_dir))
@@ -39,18 +40,24 @@ def launch_run(settings: LaunchSettings, make_engine: Callable[[], Engine], say:
         run_id = repr(earlier[0].time if earlier else started_s)
         last = max((event.generation for event in earlier), default=0)
         engine = make_engine()
-        log.write(
-            SupervisorStarted(
-                time=started_s,
-                generation=last,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                engine=engine.name,
-                least_workers=settings.least_workers,
-                most_workers=settings.most_workers,
-                resumed=bool(earlier),
-            )
+        started = SupervisorStarted(
+            time=started_s,
+            generation=last,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            engine=engine.name,
+            least_workers=settings.least_workers,
+            most_workers=settings.most_workers,
+            resumed=bool(earlier),
         )
+        try:
+            log.write(started)
+        except OSError as error:
+            engine.close()
+            raise ElasticError(
+                f"{shown}: the events of a run are written to its output folder; that fails: {error}. Make room, or "
+                "choose another output folder."
+            ) from error
         say(f"What workers print goes to {settings.command.log_dir}; to follow the run: autoshard status {shown}")
         outcome = Supervisor(settings, engine, log, run_id, earlier, say).run()
         for line in goodput_lines(goodput(read_events(settings.run_dir))):

@@ -123,6 +123,8 @@ class Supervisor:
         self._ranks: dict[int, int] = {}
         self._newest_step = max((e.step for e in earlier if isinstance(e, events.StepCommitted)), default=-1)
         self._grow = threading.Event()
+        self._has_warned = False
+        """That events cannot be written."""
 
     def run(self) -> RunOutcome:
         """Starts generations until the run is complete, is stopped, or may not go on.
@@ -365,7 +367,12 @@ class Supervisor:
                 self._write(events.RunFailed(**self._stamp(), error=outcome.error))
 
     def _write(self, event: events.Event) -> None:
-        self._log.write(event)
+        try:
+            self._log.write(event)
+        except OSError as error:
+            if not self._has_warned:
+                self._say(f"warning: the events of the run cannot be written: {error}. The run goes on.")
+            self._has_warned = True
         if isinstance(event, _SAID):
             self._say(event_line(event))
 

@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from autoshard.files import append_text, write_text_atomically
 from autoshard.launch.messages import SlowDevices, Straggler
 
 
@@ -166,16 +167,22 @@ class MetricsFile:
         kept = []
         if after_step and path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
-        path.write_text("".join(f"{line}\n" for line in kept))
+        write_text_atomically(path, "".join(f"{line}\n" for line in kept))
         self._path = path
+        self._unwritten = ""
         self._generation = generation
 
     def write(self, report: Report) -> None:
-        """Adds one line, complete on disk when this returns to readers of the file; null for what is not finite."""
+        """Adds one line, complete on disk when this returns to readers of the file; null for what is not finite.
+
+        Raises:
+            OSError: it cannot be written, as on a full disk; it will be added with the next one.
+        """
         plain = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
         record = {name: plain(value) for name, value in {**report.record(), "generation": self._generation}.items()}
-        with self._path.open("a") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._unwritten += json.dumps(record, allow_nan=False) + "\n"
+        append_text(self._path, self._unwritten)
+        self._unwritten = ""
 
 
 def _step_of(line: str) -> float:

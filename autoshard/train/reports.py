@@ -35,6 +35,7 @@ class Reports:
         self._file = None if folder is None else MetricsFile(folder / "metrics.jsonl", after_step, generation)
         self._board = TensorBoard(folder / "tensorboard", after_step) if folder and section.tensorboard else None
         self._open = contextlib.ExitStack()
+        self._has_warned = False
 
     def __enter__(self) -> "Reports":
         self._open.enter_context(self._display)
@@ -50,10 +51,15 @@ class Reports:
         self._display.advance()
 
     def report(self, report: Report) -> None:
-        """Writes and shows a report."""
+        """Writes and shows a report. A file that cannot be written costs a warning, and no training step."""
         for file in (self._file, self._board):
             if file is not None:
-                file.write(report)
+                try:
+                    file.write(report)
+                except OSError as error:
+                    if not self._has_warned:
+                        self.say(f"warning: the metrics cannot be written: {error}. The run goes on.")
+                    self._has_warned = True
         self._display.report(report)
 
     def say(self, text: str) -> None:

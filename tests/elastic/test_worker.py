@@ -1,6 +1,8 @@
 """What a worker of a run in code leaves on disk when its loop ends."""
 
 import shutil
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.elastic.coordination import Coordination
-from autoshard.elastic.worker import Cadence, Worker
+from autoshard.elastic.worker import Cadence, Worker, run_identity
 from autoshard.errors import TrainingError
 from autoshard.launch.messages import Assignment
 
@@ -60,3 +62,18 @@ def test_a_last_state_that_cannot_be_saved_is_an_error(tmp_path, monkeypatch):
         worker.commit(1, worker.restore(jnp.zeros(4)) + 1)
         with pytest.raises(TrainingError, match="after step 1, the last one of this run, is not saved"):
             worker.save_last_commit()
+
+
+def test_what_a_worker_prints_on_a_full_disk_does_not_end_it():
+    code = (
+        "from autoshard.elastic.output import print_without_fail; print_without_fail(); print('x'); raise SystemExit(7)"
+    )
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False).returncode == 7
+    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    assert told.returncode == 7 and told.stdout == "x\n"
+
+
+def test_a_plan_that_is_gone_is_named(tmp_path):
+    with pytest.raises(TrainingError, match=r"plan\.json cannot be read any more"):
+        run_identity(tmp_path)

@@ -1,5 +1,6 @@
 """What a run reads and keeps: batches, checkpoints of sharded states, and logs that survive a crash."""
 
+import io
 import json
 import shutil
 import signal
@@ -10,14 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError, MissingExtraError, TrainingError
+from autoshard.files import append_text
 from autoshard.interrupts import stop_on_signals
+from autoshard.train import metrics
+from autoshard.train.config import TrainSection
 from autoshard.train.data import Batches
 from autoshard.train.feed import feed
 from autoshard.train.metrics import EvalReport, MetricsFile, StepReport, StepWork
+from autoshard.train.reports import Reports
 from autoshard.train.tensorboard import check_tensorboard
 
 
@@ -157,3 +163,26 @@ def test_the_first_interrupt_is_a_request_and_the_second_is_not():
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
         signal.raise_signal(signal.SIGINT)
+
+
+def test_lines_that_a_full_disk_did_not_take_follow_when_there_is_room(tmp_path, monkeypatch):
+    file = MetricsFile(tmp_path / "metrics.jsonl", after_step=0)
+    file.write(report(1))
+    with monkeypatch.context() as full:
+        full.setattr(metrics, "append_text", lambda path, text: append_text("/dev/full", text))
+        for step in (2, 3):
+            with pytest.raises(OSError, match="No space left"):
+                file.write(report(step))
+    file.write(report(4))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_full_disk_costs_the_reports_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "append_text", lambda path, text: append_text("/dev/full", text))
+    printed = io.StringIO()
+    with Reports(TrainSection(steps=9), tmp_path, rich.console.Console(file=printed, width=200), 0) as reports:
+        reports.report(report(1))
+        reports.report(report(2))
+    assert printed.getvalue().count("warning: the metrics cannot be written: [Errno 28]") == 1
+    assert printed.getvalue().count("completed step") == 2
