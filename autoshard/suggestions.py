@@ -9,7 +9,8 @@ def suggestion(received: object, known: Iterable[object], cutoff: float = 0.6, q
 
     Args:
       cutoff: How alike at least, of 1 (`difflib.get_close_matches`). quote: What stands around the name.
+      known: Names. One that is written `options=PlanOptions(seed=...)` is told so, and is meant by `seed`.
     """
-    names = [name for name in known if isinstance(name, str)]
+    names = {name.removesuffix("=...)").rpartition("(")[2]: name for name in known if isinstance(name, str)}
     close = difflib.get_close_matches(str(received)[:80], names, n=1, cutoff=cutoff)
-    return f" Did you mean {quote}{close[0]}{quote}?" if close else ""
+    return f" Did you mean {quote}{names[close[0]]}{quote}?" if close else ""

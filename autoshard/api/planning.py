@@ -281,8 +281,10 @@ def _are_compared(
 
 
 def _own_options() -> list[str]:
-    """The options of `plan_on_devices`, by name."""
-    return [p.name for p in inspect.signature(plan_on_devices).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    """The options of `plan_on_devices` as they are written, those within `options` first."""
+    own = inspect.signature(plan_on_devices).parameters.values()
+    inner = [f"options=PlanOptions({field.name}=...)" for field in dataclasses.fields(PlanOptions)]
+    return [*inner, *(p.name for p in own if p.kind is p.KEYWORD_ONLY)]
 
 
 def _space(

@@ -89,6 +89,10 @@ def test_a_module_of_functions_and_settings_is_changed_and_returned():
             {"memory_budget": 1},
             "`memory_budget` is no option, and no argument of `scaled`.*Did you mean `memory_",
         ),
+        (
+            {"time_limit_s": 1},
+            r"`time_limit_s` is no option, .* Did you mean `options=PlanOptions\(time_limit_s=\.\.\.\)`\?",
+        ),
         ({"shiftt": 1}, "which takes `x`, `times`, `shift`, `negative`. Did you mean `shift`"),
     ],
 )
