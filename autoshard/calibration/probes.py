@@ -167,7 +167,7 @@ def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
                 if kind in ORDERED:
                     found += [
                         Probe(Measures.INNER, (n, n), collective=kind, level=index, size=size)
-                        for n in _square_dims(most_bytes, quick)
+                        for n in _square_dims(most_bytes, quick, parts=size)
                     ]
                 if kind is not CollectiveKind.ALL_REDUCE:  # those of the partitioner are joined on every platform
                     shape = least_bytes, wide
@@ -175,10 +175,11 @@ def _collectives(hardware: Slice, quick: bool) -> tuple[Probe, ...]:
     return tuple(found)
 
 
-def _square_dims(most_bytes: float, quick: bool) -> list[int]:
-    """Dimensions of square float32 arrays of up to `most_bytes`, which all numbers of devices divide."""
+def _square_dims(most_bytes: float, quick: bool, parts: int) -> list[int]:
+    """Dimensions of square float32 arrays of about `most_bytes` and of fewer, rounded up to multiples of `parts`."""
     largest = max(128, 2 ** math.floor(math.log2((most_bytes / 4) ** 0.5)))
-    return [largest] if quick or largest == 128 else [largest // 4 if largest > 256 else 128, largest]
+    dims = [largest] if quick or largest == 128 else [largest // 4 if largest > 256 else 128, largest]
+    return [math.ceil(n / parts) * parts for n in dims]
 
 
 def _sizes(most_bytes: float, step: int, parts: int = 1) -> list[int]:

@@ -79,7 +79,7 @@ def train_on_host(
     section = config.train
     first_step = _first_step(config, folder)
     if first_step >= section.steps:
-        say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, the last one wanted.")
+        say(f"Nothing to do: {folder} holds a checkpoint of step {first_step}, and train.steps is {section.steps}.")
         return TrainResult(first_step, None, False, folder)
     with _host_tables(config, functions, data, part, console) as held:
         say(str(held))

@@ -119,8 +119,8 @@ def _carry_out(
     with _checkpoints(config, folder, say, worker) as checkpoints:
         last_step = checkpoints.latest_step() or 0
         on_disk = checkpoints.latest_step(Tier.DISK) or 0  # what is in memory only is still to be saved
-        if on_disk >= config.train.steps:
-            say(f"Nothing to do: {folder} holds a checkpoint of step {on_disk}, the last one wanted.")
+        if on_disk >= (wanted := config.train.steps):
+            say(f"Nothing to do: {folder} holds a checkpoint of step {on_disk}, and train.steps is {wanted}.")
             return TrainResult(on_disk, None, False, folder)
         if last_step:
             checkpoints.check_fit(jax.eval_shape(functions.init, config.train.seed))

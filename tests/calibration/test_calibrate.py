@@ -178,3 +178,19 @@ def test_rates_of_arithmetic_count_every_round():
     rates = measured_device(hardware.device_type, found, 1.0, calibration).measured
     assert rates.function_per_s == pytest.approx(8 * 4 * 1000)
     assert rates.elementwise_per_s == pytest.approx(8 * 64 * 1000)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("num_devices", [3, 6, 8])
+def test_any_number_of_devices_divides_the_arrays_of_its_collectives(tmp_path, num_devices, quick):
+    file = tmp_path / "cluster.yaml"
+    text = (CLUSTERS / "h100x8.yaml").read_text()
+    file.write_text(text.replace("devices_per_node: 8", f"devices_per_node: {num_devices}"))
+    (hardware,) = Cluster.from_file(file).slices()
+    made = [probe for probe in probes(hardware, ("float32",), quick) if probe.collective is not None]
+    assert {probe.size for probe in made} >= {num_devices}
+    for probe in made:
+        if probe.measures is Measures.INNER:
+            assert [n % probe.size for n in probe.shape] == [0, 0]
+        else:
+            assert probe.shape[0] % (4 * probe.size) == 0
