@@ -4,13 +4,11 @@
     python benchmarks/whole_models.py --layers 96 --mesh data=128,tensor=8
     python benchmarks/whole_models.py --model linen --layers 96     # Flax Linen's own layers (foreign/large.py)
     python benchmarks/whole_models.py --model linen --layers 24 --time-limit 3
-    python benchmarks/whole_models.py --layers 96 --mesh all --processes 2      # meshes searched by two processes
 
 Each row runs in a process of its own, so that its memory is its own. The solver's kernels are loaded (on a fresh
 machine: compiled) before the clock starts; the cache of solutions is off. `jax` is the time of `jax.make_jaxpr` of the
 same function, measured just before: it is subtracted from the total, as tracing is JAX's own work. `processor` is the
-processor time of the same in this process alone, which other work on the machine changes less than the clock's; other
-processes that search meshes are allowed by `--processes`. `step` is what the compiler
+processor time of the same, which other work on the machine changes less than the clock's. `step` is what the compiler
 makes of it, as predicted; `best schedule` what the solver counts, to which the gap belongs.
 """
 
@@ -53,7 +51,6 @@ class Row:
     model: str
     layers: int
     mesh: str
-    processes: int
     equations: int
     jax_s: float
     graph_s: float
@@ -79,7 +76,7 @@ def _subject(model: str, layers: int) -> Subject:
     return Subject(built.step, jax.eval_shape(built.init, 0), batch)
 
 
-def measure(model: str, layers: int, mesh: str, time_limit_s: float, processes: int = 1) -> Row:
+def measure(model: str, layers: int, mesh: str, time_limit_s: float) -> Row:
     """Plans once."""
     subject = _subject(model, layers)
     load_kernels(ALWAYS + WITHIN_CAPACITY + SELDOM)
@@ -98,9 +95,7 @@ def measure(model: str, layers: int, mesh: str, time_limit_s: float, processes: 
         most_axes = int(mesh[4:]) if mesh[4:] else None
     else:
         axes = {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
-    options = autoshard.PlanOptions(
-        on_progress=tell, cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s, processes=processes
-    )
+    options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
     began, began_processor_s = time.perf_counter(), time.process_time()
     plan = autoshard.plan(
         subject.step, subject.state, subject.batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options
@@ -111,7 +106,6 @@ def measure(model: str, layers: int, mesh: str, time_limit_s: float, processes: 
         model,
         layers,
         mesh,
-        processes,
         len(plan.equations),
         jax_s,
         stages["group"] - stages["trace"] - jax_s,
@@ -136,23 +130,12 @@ def _in_own_process(model: str, layers: int, mesh: str) -> Row:
 
 def _table(rows: list[Row]) -> str:
     titles = (
-        *(
-            "model",
-            "layers",
-            "mesh",
-            "processes",
-            "equations",
-            "jax",
-            "graph",
-            "groups, lifetimes",
-            "formulate, solve",
-            "plan",
-        ),
+        *("model", "layers", "mesh", "equations", "jax", "graph", "groups, lifetimes", "formulate, solve", "plan"),
         *("after tracing", "processor", "peak memory", "step", "best schedule", "gap", "load"),
     )
     head = f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}\n"
     return head + "\n".join(
-        f"| {r.model} | {r.layers} | {r.mesh} | {r.processes} | {r.equations:,} | {r.jax_s:.1f} s | {r.graph_s:.1f} s "
+        f"| {r.model} | {r.layers} | {r.mesh} | {r.equations:,} | {r.jax_s:.1f} s | {r.graph_s:.1f} s "
         f"| {r.prepare_s:.1f} s | {r.solve_s:.1f} s | {r.finish_s:.1f} s | **{r.total_s:.1f} s** "
         f"| {r.processor_s:.1f} s | {r.peak_rss_bytes / 1e9:.2f} GB | {r.step_s:.4g} s | {r.objective_s:.4g} s "
         f"| {100 * r.gap:.2f} % | {r.load:.1f} |"
@@ -172,7 +155,6 @@ def main() -> None:
     )
     usual_s = autoshard.PlanOptions().time_limit_s
     parser.add_argument("--time-limit", type=float, default=usual_s, help="with --layers: seconds for each mesh")
-    parser.add_argument("--processes", type=int, default=1, help="with --layers: that search meshes at once")
     parser.add_argument("--json", action="store_true", help="print the row as JSON")
     arguments = parser.parse_args()
     if arguments.layers is None:
@@ -182,7 +164,7 @@ def main() -> None:
             print(f"{model}, {layers} layers, {mesh}: {rows[-1].total_s:.1f} s", file=sys.stderr)
         print(_table(rows))
         return
-    row = measure(arguments.model, arguments.layers, arguments.mesh, arguments.time_limit, arguments.processes)
+    row = measure(arguments.model, arguments.layers, arguments.mesh, arguments.time_limit)
     print(json.dumps(dataclasses.asdict(row)) if arguments.json else _table([row]))
 
 

@@ -12,7 +12,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 FLOORS = (
     {
         "annotations",
-        "child_process",
         "errors",
         "files",
         "folders",

@@ -16,7 +16,7 @@ from autoshard.launch.engines.local import LocalEngine
 PACKAGE = pathlib.Path(__file__).parents[1] / "autoshard"
 SERIALIZERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle"}
 """Libraries whose readers run what a file says."""
-PIPE_TO_OWN_CHILD = PACKAGE / "child_process.py"
+PIPE_TO_OWN_CHILD = PACKAGE / "solver" / "exact" / "mathopt_process.py"
 """Talks to a process that it started itself, over pipes that nobody else has."""
 LAZY_PUBLIC_NAMES = PACKAGE / "__init__.py"
 """Imports modules of its own by names that stand in it."""

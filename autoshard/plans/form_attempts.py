@@ -20,7 +20,6 @@ from autoshard.plans.mesh_search import ruled_out
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
 from autoshard.plans.search import gone_on, search
-from autoshard.plans.search_processes import SearchProcesses
 from autoshard.plans.step_variant import StepVariant, VariantCandidate
 from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.remat.few_layers import few_layers_of
@@ -142,7 +141,6 @@ class Task:
     start: Mapping[str, PartitionSpec] | None
     request: Request
     started: float
-    beside: SearchProcesses
     prices: PricesOfMeshes = dataclasses.field(default_factory=PricesOfMeshes)
 
     def parts(self, count: int | None) -> tuple[int, ...] | None:
@@ -195,8 +193,7 @@ class Task:
             donate_argnums=self.donate_argnums,
             **self.request,
         )
-        question = dataclasses.replace(posed.question, prices=self.prices, beside=self.beside)
-        posed = dataclasses.replace(posed, question=question)
+        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, prices=self.prices))
         return Form(variant, step, posed).to_beat(best)
 
 

@@ -9,7 +9,7 @@ from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.plans.known_plan import Made
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.outcome import Outcome
+from autoshard.plans.passed_mesh import PassedMesh
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -32,7 +32,7 @@ class Found:
       prices: Of instants of its problem, with which they did.
       fits: Whether the best fits with the gaps between its buffers.
       others: Plans of its problem, some of which may be faster as the compiler schedules them.
-      passed: What was found on meshes that were passed by.
+      passed: Meshes with a plan that a walk passed by.
     """
 
     best: tuple[Formulation, Solution] | None
@@ -43,7 +43,7 @@ class Found:
     prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     fits: bool = False
     others: tuple[Made, ...] = ()
-    passed: tuple[Outcome, ...] = ()
+    passed: tuple[PassedMesh, ...] = ()
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
@@ -107,6 +107,11 @@ class Incumbent:
     cost_s: float = math.inf
     step_s: float = math.inf
     fits: bool = False
+
+
+def incumbent_of(found: Found) -> Incumbent:
+    """The best plan so far; none where nothing is found."""
+    return Incumbent() if found.best is None else Incumbent(found.cost_s, found.step_s, found.fits)
 
 
 def is_faster(step_s: float, fits: bool, incumbent: Incumbent) -> bool:

@@ -36,7 +36,6 @@ from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
 from autoshard.plans.question import Question, Restrict, report
 from autoshard.plans.search import search
-from autoshard.plans.search_processes import processes_of
 from autoshard.plans.unaligned import unaligned
 from autoshard.solver.problem import Certificate
 from autoshard.trace.flatten import TraceOptions
@@ -91,11 +90,8 @@ def best_of(posed: Posed) -> Found:
       MemoryBudgetError, SolverError: There is none.
       NotFasterError: There is none that costs less than what it had to beat.
     """
-    question = posed.question
-    with stop_on_signals() as stop, processes_of(question.options) as beside:
-        if question.beside is None:
-            question = dataclasses.replace(question, beside=beside)
-        found = search(question, posed.meshes, posed.solution, stop, posed.further)
+    with stop_on_signals() as stop:
+        found = search(posed.question, posed.meshes, posed.solution, stop, posed.further)
     if found.best is None:
         if stop.requested:
             raise KeyboardInterrupt

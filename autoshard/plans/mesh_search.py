@@ -30,6 +30,7 @@ from autoshard.plans.found import (
     NOT_TRIED,
     Found,
     Incumbent,
+    incumbent_of,
     is_faster,
     scheduled_s,
 )
@@ -39,7 +40,6 @@ from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
 from autoshard.plans.scheduled_choice import MOST_OTHERS, most_cost_s
-from autoshard.plans.side_by_side import Terms, are_side_by_side, searched
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
@@ -86,30 +86,23 @@ def search_meshes(
     Raises:
       FileFormatError: If `solution` is none of the problem.
     """
+    is_alone = len(meshes) == 1 and weights is None
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
-    search, ready = search_mesh, False
-    if len(meshes) == 1 or solution is not None or after is not None:
-        is_alone = len(meshes) == 1 and weights is None
-        search = functools.partial(search_mesh, is_alone=is_alone, solution=solution, after=after, is_left=is_left)
-    else:
-        ready = are_side_by_side(question, meshes)
-    best, incumbent = Found(None, (), ()), Incumbent()
-    candidates, warned = dict[str, MeshCandidate](), []
-
-    def terms() -> Terms:
-        return Terms(question, incumbent, weights if best.best is None else best.weights)
-
-    for own in searched(search, terms, meshes, stop, "solve", ready):
-        candidates |= {c.hardware: c for c in own.outcome.candidates}
-        warned.append(own.outcome.warnings)
-        if own.is_faster(incumbent):
-            best = own.found()
-            incumbent = Incumbent(best.cost_s, best.step_s, best.fits)
+    best, candidates, warned = Found(None, (), ()), [], []
+    for n, mesh in enumerate(meshes, 1):
+        if stop.requested:
+            candidates.append(MeshCandidate(axes_of(mesh), None, 0.0, NOT_TRIED, str(mesh)))
+            continue
+        incumbent, stage = incumbent_of(best), f"solve {n}/{len(meshes)}"
+        weights = weights if best.best is None else best.weights
+        own = search_mesh(question, mesh, stop, incumbent, weights, stage, is_alone, solution, after, is_left)
+        candidates += own.candidates
+        warned.append(own.warnings)
+        if own.best is not None and (best.best is None or is_faster(own.step_s, own.fits, incumbent)):
+            best = own
     warnings = warned[-1] if warned and all(warned) else ()
-    untried = lambda mesh: MeshCandidate(axes_of(mesh), None, 0.0, NOT_TRIED, str(mesh))
-    in_turn = tuple(candidates.get(str(mesh)) or untried(mesh) for mesh in meshes)
-    return dataclasses.replace(best, candidates=in_turn, warnings=warnings)
+    return dataclasses.replace(best, candidates=tuple(candidates), warnings=warnings)
 
 
 def search_mesh(

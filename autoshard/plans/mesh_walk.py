@@ -8,11 +8,12 @@ from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import fastest_kernels_s
-from autoshard.plans.found import Found, Incumbent
-from autoshard.plans.mesh_search import search_mesh, search_meshes
+from autoshard.planner.decode import evaluate
+from autoshard.plans.found import Found
+from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_steps import MeshSteps
+from autoshard.plans.passed_mesh import PassedMesh
 from autoshard.plans.question import Question
-from autoshard.plans.side_by_side import Terms, are_side_by_side, searched
 
 _LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
 """Meshes of more axes are walked over for at least so many devices (eight have one such mesh), and where a plan takes
@@ -38,9 +39,7 @@ def walked(question: Question, found: Found, further: Sequence[LogicalMesh], sto
         return found
     best = _walk(question, found, further, stop)
     is_proven = best.winner[1].certificate.gap <= question.options.relative_gap
-    if is_proven or best.winner[0].mesh is found.winner[0].mesh:
-        return best
-    return dataclasses.replace(_proven(question, best, stop), passed=best.passed)
+    return best if is_proven or best.winner[0].mesh is found.winner[0].mesh else _proven(question, best, stop)
 
 
 def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
@@ -53,59 +52,70 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     bound_s = max(c.bound_s for c in (*own, *again.candidates))
     kept = dataclasses.replace((again.candidates if is_better else own)[-1], bound_s=bound_s)
     best = again if is_better else found
-    return dataclasses.replace(best, candidates=(*others, kept), warnings=found.warnings)
+    return dataclasses.replace(best, candidates=(*others, kept), warnings=found.warnings, passed=found.passed)
 
 
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
     """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way; without branches, as
     these take most of the time and tell no other way to go."""
-    until_s = question.until_s(_LONGEST_WALK)
+    options, until_s = question.options, question.until_s(_LONGEST_WALK)
     steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
     is_moving = True
     while is_moving:
         is_moving = False
-        around = {str(mesh): (step, mesh) for step, mesh in steps.of(found.winner[0].mesh, last)}
-        left = [(step, mesh) for name, (step, mesh) in around.items() if name not in tried]
-        ready = are_side_by_side(question, [mesh for _, mesh in left])
-        at_once = 1 + question.beside.count if ready and question.beside is not None else 1
-        while left and not is_moving:
-            now, left = left[: min(at_once, _MOST_WALKED + 1 - len(tried))], left[at_once:]
-            if stop.requested or not now or time.perf_counter() >= until_s:
+        for step, mesh in steps.of(found.winner[0].mesh, last):
+            left_s = until_s - time.perf_counter()
+            if stop.requested or left_s <= 0 or len(tried) > _MOST_WALKED:
                 return found
-            tried |= {str(mesh) for _, mesh in now}
-            before, found = found, _after(question, found, [mesh for _, mesh in now], until_s, ready, stop)
+            if str(mesh) in tried:
+                continue
+            tried.add(str(mesh))
+            to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
+            limited = dataclasses.replace(
+                options,
+                time_limit_s=min(options.time_limit_s, 0.5 * left_s),
+                relative_gap=max(options.relative_gap, _GAP_ON_THE_WAY),
+            )
+            asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)
+            again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
+            before, found = found, found.after(again, to_beat_s)
             is_moving = found.best is not before.best
-            last = next((step for step, mesh in now if mesh is found.winner[0].mesh), last)
+            if not is_moving and again.best is not None:
+                found = dataclasses.replace(found, passed=(*found.passed, _passed(again)))
+            if is_moving:
+                last = step
+                break
     return found
 
 
-def _after(
-    question: Question, found: Found, meshes: Sequence[LogicalMesh], until_s: float, ready: bool, stop: StopRequest
-) -> Found:
-    """The outcome after the meshes of a step were searched, each with the best before to beat; `ready` as for
-    `searched`."""
-    options, weights = question.options, found.weights
-    to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
-    asked = dataclasses.replace(question, to_beat_s=to_beat_s, branches=False)
+def _passed(found: Found) -> PassedMesh:
+    """What was found on one mesh."""
+    formulation, solution = found.winner
+    return PassedMesh(
+        mesh=formulation.mesh,
+        priced_with=formulation.overlap.weights,
+        solution=solution,
+        candidates=found.candidates,
+        weights=found.weights,
+        prices=found.prices,
+        fits=found.fits,
+        others=found.others,
+    )
 
-    def terms() -> Terms | None:
-        left_s = until_s - time.perf_counter()
-        if left_s <= 0:
-            return None
-        limited = dataclasses.replace(
-            options,
-            time_limit_s=min(options.time_limit_s, 0.5 * left_s),
-            relative_gap=max(options.relative_gap, _GAP_ON_THE_WAY),
-        )
-        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), weights)
 
-    for own in searched(search_mesh, terms, meshes, stop, "walk", ready):
-        if own.is_faster(Incumbent(found.cost_s, found.step_s, found.fits)):
-            found = found.after(own.found(), to_beat_s)
-        else:
-            beaten = found.after(Found(None, own.outcome.candidates, ()), to_beat_s)
-            found = dataclasses.replace(beaten, passed=(*found.passed, own.outcome))
-    return found
+def found_on(question: Question, passed: PassedMesh) -> Found:
+    """What was found on a mesh that a walk passed by, with its problem, which is made anew."""
+    formulation = question.formulation(passed.mesh, weights=passed.priced_with)
+    return Found(
+        best=(formulation, passed.solution),
+        candidates=passed.candidates,
+        warnings=(),
+        evaluation=evaluate(formulation, passed.solution.chosen),
+        weights=passed.weights,
+        prices=passed.prices,
+        fits=passed.fits,
+        others=passed.others,
+    )
 
 
 def _gain_s(formulation: Formulation, cost_s: float) -> float:

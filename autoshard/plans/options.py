@@ -92,9 +92,6 @@ class PlanOptions:
         gathered along a mesh axis or their sum is scattered (collective matmul); see docs/cost_model.md. "faster": what
         is faster so than with the whole collective, if that is waited for, as those of tensor parallelism are.
         "any": all that can. "never": none. Planning takes longer the more may.
-      processes: How many processes search at once, this one included, where a program is large and several meshes are
-        searched; each takes as much memory as this one. What is found may differ a little with it. None: one for each
-        core, four at most. 1: this one alone, as with `work_limit`.
       on_progress: Called as the work goes on.
     """
 
@@ -120,7 +117,6 @@ class PlanOptions:
     adaptive: bool = False
     lookups: Lookups = Lookups()  # noqa: RUF009 - frozen
     decompose: Decompose = "never"
-    processes: int | None = None
     on_progress: Callable[[PlanProgress], None] | None = None
 
     def __post_init__(self) -> None:
@@ -149,11 +145,6 @@ class PlanOptions:
                     f"PlanOptions.{name} is one of {', '.join(map(repr, get_args(kind)))}; received {value!r:.60}. "
                     "Choose one."
                 )
-        if self.processes is not None and not (isinstance(self.processes, int) and self.processes >= 1):
-            raise ConfigError(
-                f"PlanOptions.processes is a number of processes; received {self.processes!r:.60}. Give 1 for this one "
-                "alone, or leave it out."
-            )
         if self.schedule is not None and not isinstance(self.schedule, Schedule):
             raise ConfigError(
                 f"PlanOptions.schedule is one of {', '.join(f'autoshard.{s}' for s in Schedule)}, or None; received "

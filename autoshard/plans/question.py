@@ -18,7 +18,6 @@ from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
-from autoshard.plans.search_processes import SearchProcesses
 from autoshard.trace.trace import Trace
 
 Axes = tuple[tuple[str, int], ...]
@@ -43,7 +42,6 @@ class Question:
         compiled plan took more than
         was predicted.
       prices: On the meshes of several questions; None where each is asked alone.
-      beside: Processes that search meshes beside this one; None for none.
       hardware: The slice whose devices are put in order; None to keep the order of each mesh.
       branches: Whether a problem is cut in two where one decision ties all others (`as_scheduled.py`). Of single layers
         nearly all are tied by one, and no plan found so was faster.
@@ -64,7 +62,6 @@ class Question:
     asked: Asked | None = None
     branches: bool = True
     prices: PricesOfMeshes | None = dataclasses.field(default=None, repr=False, compare=False)
-    beside: SearchProcesses | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""

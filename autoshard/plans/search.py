@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import time
@@ -11,18 +10,15 @@ from collections.abc import Sequence
 from autoshard.cluster import LogicalMesh, Slice
 from autoshard.interrupts import StopRequest
 from autoshard.planner.decode import evaluate
-from autoshard.planner.overlap import StretchWeights
-from autoshard.plans.found import LEFT, NOT_FASTER, PASSED_BY, Found, Incumbent
-from autoshard.plans.found_elsewhere import with_problem
+from autoshard.plans.found import LEFT, NOT_FASTER, PASSED_BY, Found
 from autoshard.plans.master_problem import Mixture
-from autoshard.plans.mesh_search import search_mesh, search_meshes
-from autoshard.plans.mesh_walk import walked
+from autoshard.plans.mesh_search import search_meshes
+from autoshard.plans.mesh_walk import found_on, walked
 from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of
 from autoshard.plans.scheduled_choice import best_scheduled, most_cost_s, waits_longer
-from autoshard.plans.side_by_side import Terms, are_side_by_side, searched
 
 _AS_GOOD, _OF_WAITING, _MOST_CLOSE, _SHARE_OF_TIME = 0.01, 0.1, 4, 0.3
 """Where a plan waits longer than the solver counts: how much longer than its own a step may take elsewhere, as the
@@ -196,44 +192,28 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
     longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
     named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
     own, until_s = str(found.winner[0].mesh), question.until_s(_SHARE_OF_TIME)
-    walked_over = {str(o.best.mesh): o for o in found.passed if o.best is not None}
+    walked_over = {str(passed.mesh): passed for passed in found.passed}
     close = sorted(
         (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
         key=lambda c: (c.hardware not in walked_over, _has_known_plan(c), len(c.axes), c.bound_s),
     )
-    asked = dataclasses.replace(question, to_beat_s=most_s, branches=False)
-
-    def terms() -> Terms | None:
-        left_s = until_s - time.perf_counter()
-        if left_s <= 0:
-            return None
-        limited = dataclasses.replace(question.options, time_limit_s=min(question.options.time_limit_s, left_s))
-        return Terms(dataclasses.replace(asked, options=limited), Incumbent(), found.weights)
-
-    known = [walked_over[c.hardware] for c in close[:_MOST_CLOSE] if c.hardware in walked_over]
-    as_walked = (best_scheduled(asked, with_problem(asked, outcome)) for outcome in known)
-    unknown = [named[c.hardware] for c in close[:_MOST_CLOSE] if c.hardware not in walked_over]
-    ready = are_side_by_side(question, unknown)
-    further = (on.found() for on in searched(_search_closely, terms, unknown, stop, "close", ready))
-    for again in itertools.chain(as_walked, further):
+    for candidate in close[:_MOST_CLOSE]:
+        if stop.requested or time.perf_counter() >= until_s:
+            break
+        limited = dataclasses.replace(
+            question.options, time_limit_s=min(question.options.time_limit_s, until_s - time.perf_counter())
+        )
+        asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
+        if candidate.hardware in walked_over:
+            again = found_on(asked, walked_over[candidate.hardware])
+        else:
+            again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
+        again = best_scheduled(asked, again)
         is_close = again.is_done and again.cost_s <= most_cost_s(found.cost_s)
         if is_close and again.fits >= best.fits and again.step_s < best.step_s:
-            tried = {c.hardware for c in again.candidates}
-            others = [c for c in best.candidates if c.hardware not in tried]
+            others = [c for c in best.candidates if c is not candidate]
             best = dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=best.warnings)
     return best
-
-
-def _search_closely(
-    question: Question,
-    mesh: LogicalMesh,
-    stop: StopRequest,
-    incumbent: Incumbent,
-    weights: StretchWeights | None,
-    stage: str,
-) -> Found:
-    """What is found on a mesh, by what the compiler makes of plans; see `SearchMesh`."""
-    return best_scheduled(question, search_mesh(question, mesh, stop, incumbent, weights, stage))
 
 
 def _has_known_plan(candidate: MeshCandidate) -> bool:

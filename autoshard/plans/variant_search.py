@@ -34,7 +34,6 @@ from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.no_plan import looks_up, no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.search_processes import processes_of
 from autoshard.plans.step_variant import VariantChoice
 from autoshard.plans.variant_space import Space
 from autoshard.remat.policy import Keep, RematPolicy, uniform
@@ -90,9 +89,8 @@ def plan_variants(
             'programs, and a solution belongs to one; received both. Leave the solution out, or plan with "as_written".'
         )
     started = time.perf_counter()
-    layouts = starting_layouts(start)
-    with stop_on_signals() as stop, processes_of(options) as beside:
-        task = Task(step, tuple(args), cluster, options, donate_argnums, layouts, request, started, beside)
+    task = Task(step, tuple(args), cluster, options, donate_argnums, starting_layouts(start), request, started)
+    with stop_on_signals() as stop:
         tries, note = _tried(task, space, stop)
         if not (options.compile_check or options.adaptive):  # else the best form is searched again
             tries.go_on()

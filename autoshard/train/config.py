@@ -198,8 +198,6 @@ class PlanSection(_Section):
         memory_budget_bytes: memory that the plan may use on each device; null for the device's own.
         time_limit_s: time that the planner may take, or null for its default.
         work_limit: limit of the planner in units of work instead of time, which makes its answer repeatable; or null.
-        processes: how many processes search meshes at once, where a program is large; each takes as much memory as the
-            planner. null: one for each core, four at most.
         cache: keep solutions on disk, and answer from them or start from them.
         check: compile the plan ahead of time for its devices, and correct it where the compiler does otherwise.
         check_meshes: with `check`, on GPUs: of how many of the best meshes plans are compiled; the fastest is taken.
@@ -229,7 +227,6 @@ class PlanSection(_Section):
     memory_budget_bytes: PositiveInt | None = None
     time_limit_s: PositiveFloat | None = None
     work_limit: PositiveFloat | None = None
-    processes: PositiveInt | None = None
     cache: bool = True
     check: bool = False
     check_meshes: PositiveInt = 1

@@ -263,7 +263,6 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
     options = PlanOptions(
         adaptive=config.stragglers.mode != "off",
         work_limit=section.work_limit,
-        processes=section.processes,
         cache=section.cache,
         compile_check=section.check,
         compile_check_meshes=section.check_meshes,

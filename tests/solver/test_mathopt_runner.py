@@ -60,8 +60,8 @@ def test_a_child_gives_the_answers_of_this_process(monkeypatch):
         hinted = apart.run(model, HIGHS, limited(None), (expected.ids, expected.values))
         assert hinted.primal_bound == pytest.approx(expected.primal_bound)
         child = apart._child
-        assert child.process.poll() is None
-    assert child.process.poll() is not None  # it ends with its owner's context
+        assert child.poll() is None
+    assert child.poll() is not None  # it ends with its owner's context
 
 
 def test_an_overrun_is_killed_and_the_next_program_runs(always_apart):
@@ -89,7 +89,7 @@ def test_what_ortools_refuses_is_an_error(always_apart):
 
 def test_a_child_that_dies_gives_the_program_up(always_apart):
     with MathOptRunner(StopRequest()) as owner:
-        threading.Timer(0.7, lambda: owner._child.process.kill()).start()
+        threading.Timer(0.7, lambda: owner._child.kill()).start()
         assert owner.run(knapsacks(90, 60), HIGHS, limited(None), None).reason == "KILLED"
         assert owner.run(knapsacks(10, 5), HIGHS, limited(None), None).reason == "OPTIMAL"
 
@@ -106,7 +106,7 @@ def test_a_child_does_not_outlive_its_owner(tmp_path):
         spec.loader.exec_module(tested)
         tested.mathopt_runner.IN_PROCESS_ENTRIES = 0
         owner = tested.MathOptRunner(tested.StopRequest())
-        threading.Thread(target=lambda: (time.sleep(1.5), print(owner._child.process.pid, flush=True))).start()
+        threading.Thread(target=lambda: (time.sleep(1.5), print(owner._child.pid, flush=True))).start()
         owner.run(tested.knapsacks(90, 60), tested.HIGHS, tested.limited(None), None)
         """)
     )

@@ -5,8 +5,12 @@ therefore runs in a child process (`mathopt_process.py`), started when first nee
 killed when it overruns, or when the search is asked to stop.
 """
 
+import contextlib
 import dataclasses
+import os
 import queue
+import subprocess
+import sys
 import threading
 import time
 
@@ -14,7 +18,6 @@ import numpy as np
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
-from autoshard.child_process import ChildProcess
 from autoshard.errors import SolverError
 from autoshard.interrupts import StopRequest
 from autoshard.solver.budget import CompileTime
@@ -66,7 +69,7 @@ class MathOptRunner:
 
     def __init__(self, stop: StopRequest, deadline: float = np.inf, compiling: CompileTime | None = None) -> None:
         self.stop, self.deadline, self.compiling = stop, deadline, compiling or CompileTime()
-        self._child: ChildProcess | None = None
+        self._child: subprocess.Popen | None = None
 
     def __enter__(self) -> "MathOptRunner":
         return self
@@ -100,7 +103,7 @@ class MathOptRunner:
             give_up = min(give_up, time.perf_counter() + limit_s + max(GRACE_S, GRACE_SHARE * limit_s))
         answers: queue.SimpleQueue = queue.SimpleQueue()
         child = self._started()
-        threading.Thread(target=lambda: answers.put(child.exchange(request)), daemon=True).start()
+        threading.Thread(target=_exchange, args=(child, request, answers), daemon=True).start()
         while not self.stop.requested and time.perf_counter() < give_up:
             try:
                 is_good, answer = answers.get(timeout=POLL_S)
@@ -115,12 +118,33 @@ class MathOptRunner:
         self._end()
         return KILLED
 
-    def _started(self) -> ChildProcess:
-        if self._child is None or not self._child.is_alive:
-            self._child = ChildProcess([mathopt_process.__file__])
+    def _started(self) -> subprocess.Popen:
+        if self._child is None or self._child.poll() is not None:
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", mathopt_process.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in a terminal is for the owner alone
+            )
         return self._child
 
     def _end(self) -> None:
         if self._child is not None:
-            self._child.end()
+            self._child.kill()
+            self._child.wait()
+            for stream in filter(None, (self._child.stdout, self._child.stdin)):
+                with contextlib.suppress(OSError):  # what was still to be written has no reader
+                    stream.close()
             self._child = None
+
+
+def _exchange(child: subprocess.Popen, request: tuple, answers: queue.SimpleQueue) -> None:
+    """Sends the request and passes the answer on; (False, None) if the child is gone."""
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        mathopt_process.send(child.stdin, request)
+        answers.put(mathopt_process.receive(child.stdout))
+    except (OSError, EOFError, ValueError):
+        answers.put((False, None))
