@@ -9,7 +9,6 @@ from autoshard.planner.decode import Evaluation, evaluate
 from autoshard.planner.overlap import StretchWeights
 from autoshard.plans.known_plan import Made
 from autoshard.plans.options import PlanOptions
-from autoshard.plans.passed_mesh import PassedMesh
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Certificate, Solution, Status
@@ -32,7 +31,6 @@ class Found:
       prices: Of instants of its problem, with which they did.
       fits: Whether the best fits with the gaps between its buffers.
       others: Plans of its problem, some of which may be faster as the compiler schedules them.
-      passed: Meshes with a plan that a walk passed by.
     """
 
     best: tuple[Formulation, Solution] | None
@@ -43,7 +41,6 @@ class Found:
     prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     fits: bool = False
     others: tuple[Made, ...] = ()
-    passed: tuple[PassedMesh, ...] = ()
 
     @property
     def winner(self) -> tuple[Formulation, Solution]:
@@ -81,8 +78,7 @@ class Found:
         before = [c for c in self.candidates if c.hardware not in tried]
         if again.is_done and again.fits >= self.fits and again.step_s < self.step_s:
             before = [_passed_by(c, again.cost_s) if c.verdict == LEFT else c for c in before]
-            candidates = (*before, *again.candidates)
-            return dataclasses.replace(again, candidates=candidates, warnings=self.warnings, passed=self.passed)
+            return dataclasses.replace(again, candidates=(*before, *again.candidates), warnings=self.warnings)
         own = [_passed_by(c, to_beat_s) for c in again.candidates]
         return dataclasses.replace(self, candidates=(*before, *own))
 

@@ -8,11 +8,9 @@ from autoshard.cluster import LogicalMesh
 from autoshard.interrupts import StopRequest
 from autoshard.planner.build import Formulation
 from autoshard.planner.choices import fastest_kernels_s
-from autoshard.planner.decode import evaluate
 from autoshard.plans.found import Found
 from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_steps import MeshSteps
-from autoshard.plans.passed_mesh import PassedMesh
 from autoshard.plans.question import Question
 
 _LEAST_WALKED, _WORTH_A_WALK, _MOST_WALKED, _LONGEST_WALK = 16, 0.01, 12, 2.0
@@ -52,7 +50,7 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
     bound_s = max(c.bound_s for c in (*own, *again.candidates))
     kept = dataclasses.replace((again.candidates if is_better else own)[-1], bound_s=bound_s)
     best = again if is_better else found
-    return dataclasses.replace(best, candidates=(*others, kept), warnings=found.warnings, passed=found.passed)
+    return dataclasses.replace(best, candidates=(*others, kept), warnings=found.warnings)
 
 
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
@@ -80,42 +78,10 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             again = search_meshes(asked, [mesh], None, stop, weights=found.weights)
             before, found = found, found.after(again, to_beat_s)
             is_moving = found.best is not before.best
-            if not is_moving and again.best is not None:
-                found = dataclasses.replace(found, passed=(*found.passed, _passed(again)))
             if is_moving:
                 last = step
                 break
     return found
-
-
-def _passed(found: Found) -> PassedMesh:
-    """What was found on one mesh."""
-    formulation, solution = found.winner
-    return PassedMesh(
-        mesh=formulation.mesh,
-        priced_with=formulation.overlap.weights,
-        solution=solution,
-        candidates=found.candidates,
-        weights=found.weights,
-        prices=found.prices,
-        fits=found.fits,
-        others=found.others,
-    )
-
-
-def found_on(question: Question, passed: PassedMesh) -> Found:
-    """What was found on a mesh that a walk passed by, with its problem, which is made anew."""
-    formulation = question.formulation(passed.mesh, weights=passed.priced_with)
-    return Found(
-        best=(formulation, passed.solution),
-        candidates=passed.candidates,
-        warnings=(),
-        evaluation=evaluate(formulation, passed.solution.chosen),
-        weights=passed.weights,
-        prices=passed.prices,
-        fits=passed.fits,
-        others=passed.others,
-    )
 
 
 def _gain_s(formulation: Formulation, cost_s: float) -> float:

@@ -13,7 +13,7 @@ from autoshard.planner.decode import evaluate
 from autoshard.plans.found import LEFT, NOT_FASTER, PASSED_BY, Found
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.mesh_search import search_meshes
-from autoshard.plans.mesh_walk import found_on, walked
+from autoshard.plans.mesh_walk import walked
 from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
@@ -61,8 +61,7 @@ def search(
         if found.best is not None or solution is not None or stop.requested:
             if solution is not None:
                 return found
-            beyond = walked(asked, found, further, stop)
-            best = dataclasses.replace(_placed(asked, meshes, beyond, stop), passed=beyond.passed)
+            best = _placed(asked, meshes, walked(asked, found, further, stop), stop)
             return _with_close_meshes(asked, (*meshes, *further) if further else (), best, stop)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
@@ -79,9 +78,7 @@ def gone_on(
     """The outcome after a search over `meshes`, which is done, went on to `further` ones; the devices of a new best are
     put in order."""
     beyond = walked(question, found, further, stop)
-    best = beyond
-    if beyond.best is not found.best:
-        best = dataclasses.replace(_placed(question, meshes, beyond, stop), passed=beyond.passed)
+    best = beyond if beyond.best is found.best else _placed(question, meshes, beyond, stop)
     return _with_close_meshes(question, (*meshes, *further), best, stop)
 
 
@@ -184,18 +181,16 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
 def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
     """The outcome by what the compiler makes of plans, where that waits longer than the solver counts: other plans are
     scheduled, and meshes searched on which one may be about as fast as the best, as the solver counts it. Those come
-    first that the walk searched, then those of which no plan is known, and of these those with the fewest axes, which
-    are soon searched."""
+    first of which no plan is known, and of these those with the fewest axes, which are soon searched."""
     if not waits_longer(found):
         return found
     best = best_scheduled(question, found)
     longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
     named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
     own, until_s = str(found.winner[0].mesh), question.until_s(_SHARE_OF_TIME)
-    walked_over = {str(passed.mesh): passed for passed in found.passed}
     close = sorted(
         (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
-        key=lambda c: (c.hardware not in walked_over, _has_known_plan(c), len(c.axes), c.bound_s),
+        key=lambda c: (_has_known_plan(c), len(c.axes), c.bound_s),
     )
     for candidate in close[:_MOST_CLOSE]:
         if stop.requested or time.perf_counter() >= until_s:
@@ -204,10 +199,7 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
             question.options, time_limit_s=min(question.options.time_limit_s, until_s - time.perf_counter())
         )
         asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
-        if candidate.hardware in walked_over:
-            again = found_on(asked, walked_over[candidate.hardware])
-        else:
-            again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
+        again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
         again = best_scheduled(asked, again)
         is_close = again.is_done and again.cost_s <= most_cost_s(found.cost_s)
         if is_close and again.fits >= best.fits and again.step_s < best.step_s:
