@@ -8,10 +8,20 @@ import os
 import pathlib
 import typing
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from autoshard.cost.host_copies import Offload
 from autoshard.errors import ConfigError, FileFormatError
@@ -21,6 +31,20 @@ from autoshard.train.look_up import valid_names
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth_value(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuses `true` where a number is wanted, which Python takes for 1."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and _takes(annotation, int, float) and not _takes(annotation, bool):
+            raise ValueError("Input should be a number")
+        return value
+
+
+def _takes(annotation: Any, *kinds: type) -> bool:
+    """Whether a type is one of `kinds`, or a union with one."""
+    return annotation in kinds or any(_takes(part, *kinds) for part in get_args(annotation))
 
 
 class ModelSection(_Section):
