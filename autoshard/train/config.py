@@ -6,9 +6,10 @@ Nothing in a configuration names code: models, optimizers and data are looked up
 
 import os
 import pathlib
+import types
 import typing
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pydantic
 from pydantic import (
@@ -44,7 +45,8 @@ class _Section(BaseModel):
 
 def _takes(annotation: Any, *kinds: type) -> bool:
     """Whether a type is one of `kinds`, or a union with one."""
-    return annotation in kinds or any(_takes(part, *kinds) for part in get_args(annotation))
+    parts = get_args(annotation) if get_origin(annotation) in (Annotated, types.UnionType, typing.Union) else ()
+    return annotation in kinds or any(_takes(part, *kinds) for part in parts)
 
 
 class ModelSection(_Section):

@@ -75,7 +75,7 @@ def test_paths_in_the_file_are_relative_to_it_and_overridden_ones_are_not(writte
         ("train: {steps: 1.5}", ["train.steps", "received 1.5"]),
         ("train: {steps: true}", ["train.steps", "should be a number", "received True"]),
         ("optimizer: {clip_norm: false}", ["optimizer.clip_norm", "should be a number", "received False"]),
-        ("plan: {mesh: true}", ["plan.mesh", "dictionary", "received True"]),
+        ("plan: {mesh: true}", ["plan.mesh", "received True"]),
         ("train: 3", ["train", "received 3"]),
         ("optimizer: {schedule: step}", ["optimizer.schedule", "'cosine'", "'step'"]),
         ("plan: {mesh: {data: 0}}", ["plan.mesh.data", "received 0"]),
