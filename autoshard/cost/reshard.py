@@ -14,6 +14,7 @@ full rematerialization"). So a move is planned, priced and executed as a path of
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -124,11 +125,21 @@ def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
 
 def inner_dims(shape: Sequence[int]) -> tuple[bool, ...]:
     """For each dimension, whether others of more than one element are in front of it."""
+    return _inner_dims(tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _inner_dims(shape: tuple[int, ...]) -> tuple[bool, ...]:
     return tuple(math.prod(shape[:d]) > 1 for d in range(len(shape)))
 
 
 def ordered_dims(shape: Sequence[int], layout: Layout, axis_sizes: Sequence[int]) -> tuple[bool, ...]:
     """For each dimension of a tensor, whether what is gathered along it into `layout` must be put in order."""
+    return _ordered_dims(tuple(shape), layout, tuple(axis_sizes))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ordered_dims(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]) -> tuple[bool, ...]:
     ways = _parts(layout, axis_sizes)
     local = [extent // ways.get(d, 1) for d, extent in enumerate(shape)]
     return tuple(needs_order(local, d) for d in range(len(shape)))

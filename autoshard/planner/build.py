@@ -60,7 +60,7 @@ from autoshard.planner.allowed import (
 )
 from autoshard.planner.choices import ChoiceTable
 from autoshard.planner.mesh_prices import MeshPrices, Move, MoveKind
-from autoshard.planner.overlap import Overlap, StretchWeights, counted_of_group, first_weights
+from autoshard.planner.overlap import Overlap, StretchWeights, Terms, counted_of_group, first_weights
 from autoshard.planner.pace import pace_of
 from autoshard.planner.program import Program
 from autoshard.planner.usages import ResidualEdge, usages_of
@@ -259,6 +259,7 @@ class _Builder:
         nodes = []
         free: dict[tuple, np.ndarray] = {}
         cache: dict[tuple, np.ndarray] = {}
+        counted: dict[Terms, dict[tuple[Collective, ...], float]] = {}  # most choices send what others send, too
         for i, decision in enumerate(self.decisions):
             rows = decision.rows
             if isinstance(decision, ArgumentDecision):
@@ -276,9 +277,11 @@ class _Builder:
             counting = self.overlap.of_kernels(group)
             key = id(table), rows, group.trips, terms, counting
             if key not in cache:
-                comm_s = np.array(
-                    [sum(c.time_s for c in counted_of_group(terms, steps)) for steps in table.collectives]
-                )
+                known = counted.setdefault(terms, {})
+                for steps in table.collectives:
+                    if steps not in known:
+                        known[steps] = sum(c.time_s for c in counted_of_group(terms, steps))
+                comm_s = np.array([known[steps] for steps in table.collectives])
                 if table.inside is not None:
                     comm_s = comm_s + table.inside.comm_s
                 kernels_s = counting * table.free_s + table.beside_s

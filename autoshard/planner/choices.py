@@ -438,9 +438,11 @@ def _compute(
 def _turned_s(shape: GroupShape, choice: Choice, local: Mapping[Dims, Layout], mesh: LogicalMesh) -> float:
     """Seconds of the kernel that turns the gradient of a convolution's kernel around before it is scattered: onto its
     output channels, which cuDNN has outermost, it is scattered as it lies."""
+    if not shape.outermost or not mesh.device_type.is_gpu:
+        return 0.0
     dims, size_bytes, _ = shape.writes[-1]
     scattered = {dims[d] for d, n in zip(choice.scatter, mesh.shape, strict=True) if d != WHOLE and n > 1}
-    if not shape.outermost or not mesh.device_type.is_gpu or scattered <= {shape.outermost}:
+    if scattered <= {shape.outermost}:
         return 0.0
     return kernel_s(mesh.device_type, 0.0, 2 * shard_bytes(size_bytes, local[dims], mesh.shape), 1)
 
