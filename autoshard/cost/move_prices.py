@@ -6,7 +6,7 @@ them divide; and the time of each of its collectives is a constant plus a time p
 each pattern of dimensions, and any tensor's price follows from two numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ class MovePrices:
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
-        self._prices: dict[tuple[int, ...], tuple[_Price, ...]] = {}
+        self._prices = _Prices()
 
     def seconds(
         self,
@@ -56,8 +56,7 @@ class MovePrices:
         columns = np.tile(np.arange(len(targets)), len(sources))
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
-        of_key = [self._of_key(tuple(key)) for key in keys.tolist()]
-        seconds = _seconds(of_key, size_bytes, joining)
+        seconds = self._prices.seconds(self._numbers(keys), size_bytes, joining)
         return seconds[inverse].reshape(len(sources), len(targets))
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
@@ -102,18 +101,23 @@ class MovePrices:
         of_layout = [ordered_dims(shape, tuple(layout), self.mesh.shape) for layout in layouts.tolist()]
         return np.array(of_layout, np.int64).reshape(len(layouts), len(shape))[inverse]
 
-    def _of_key(self, key: tuple[int, ...]) -> tuple["_Price", ...]:
+    def _numbers(self, keys: np.ndarray) -> np.ndarray:
+        """The patterns `keys` [n, 8 axes] among those that are known, priced if they were not; int64 [n]."""
+        data, width = keys.tobytes(), keys.itemsize * keys.shape[1]
+        names = [data[at : at + width] for at in range(0, len(data), width)]
+        new = {name: n for n, name in enumerate(names) if name not in self._prices.number}
+        self._prices.add({name: self._priced(keys[n].tolist()) for name, n in new.items()})
+        return np.array([self._prices.number[name] for name in names], np.int64)
+
+    def _priced(self, key: list[int]) -> "list[_Price]":
         """The collectives of a pattern."""
-        prices = self._prices.get(key)
-        if prices is None:
-            axes = len(self.mesh.shape)
-            source, target, extents = key[:axes], key[axes : 2 * axes], key[2 * axes : 4 * axes]
-            inner, ordered = (tuple(map(bool, key[n * axes : (n + 2) * axes])) for n in (4, 6))
-            prices = self._prices[key] = tuple(
-                _Price(c.fixed_s, c.separate_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
-                for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh, inner, ordered)
-            )
-        return prices
+        axes = len(self.mesh.shape)
+        source, target, extents = tuple(key[:axes]), tuple(key[axes : 2 * axes]), tuple(key[2 * axes : 4 * axes])
+        inner, ordered = (tuple(map(bool, key[n * axes : (n + 2) * axes])) for n in (4, 6))
+        return [
+            _Price(c.fixed_s, c.separate_s, (c.time_s - c.fixed_s) / _PROBE_BYTES, c.buffer_bytes / _PROBE_BYTES)
+            for c in reshard(extents, _PROBE_BYTES, source, target, self.mesh, inner, ordered)
+        ]
 
 
 class _Price(NamedTuple):
@@ -127,16 +131,40 @@ class _Price(NamedTuple):
     buffer_share: float
 
 
-def _seconds(moves: Sequence[tuple[_Price, ...]], size_bytes: float, joining: Joining | None) -> np.ndarray:
-    """float64 [moves]: the time of each for a tensor of `size_bytes`."""
-    steps = [len(prices) for prices in moves]
-    rows = np.array([price for prices in moves for price in prices], np.float64).reshape(-1, len(_Price._fields))
-    fixed_s, separate_s, s_per_byte, buffer_share = rows.T
-    if joining is not None:
-        share = joined_share(buffer_share * size_bytes, joining)
-        fixed_s = separate_s + (fixed_s - separate_s) * share
-    each_s = fixed_s + s_per_byte * size_bytes
-    return np.bincount(np.repeat(np.arange(len(moves)), steps), weights=each_s, minlength=len(moves))
+class _Prices:
+    """The prices of patterns, in one table.
+
+    Attributes:
+      number: Of each pattern, by its name.
+    """
+
+    def __init__(self) -> None:
+        self.number: dict[bytes, int] = {}
+        self._rows = np.zeros((0, len(_Price._fields)))  # of all collectives, those of a pattern side by side
+        self._first, self._count = np.zeros(0, np.int64), np.zeros(0, np.int64)  # of a pattern
+
+    def add(self, patterns: Mapping[bytes, Sequence[_Price]]) -> None:
+        """Takes the collectives of patterns that are not known."""
+        if not patterns:
+            return
+        self.number |= {name: n for n, name in enumerate(patterns, len(self.number))}
+        counts = np.array([len(prices) for prices in patterns.values()], np.int64)
+        rows = [price for prices in patterns.values() for price in prices]
+        self._first = np.concatenate([self._first, len(self._rows) + np.cumsum(counts) - counts])
+        self._count = np.concatenate([self._count, counts])
+        self._rows = np.concatenate([self._rows, np.array(rows, np.float64).reshape(-1, self._rows.shape[1])])
+
+    def seconds(self, numbers: np.ndarray, size_bytes: float, joining: Joining | None) -> np.ndarray:
+        """float64 [moves]: the time of each for a tensor of `size_bytes`; `numbers`: of their patterns."""
+        counts = self._count[numbers]
+        moves = np.repeat(np.arange(len(numbers)), counts)
+        within = np.arange(len(moves)) - np.repeat(np.cumsum(counts) - counts, counts)
+        fixed_s, separate_s, s_per_byte, buffer_share = self._rows[self._first[numbers][moves] + within].T
+        if joining is not None:
+            share = joined_share(buffer_share * size_bytes, joining)
+            fixed_s = separate_s + (fixed_s - separate_s) * share
+        each_s = fixed_s + s_per_byte * size_bytes
+        return np.bincount(moves, weights=each_s, minlength=len(numbers))
 
 
 def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

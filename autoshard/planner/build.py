@@ -43,6 +43,7 @@ from autoshard.compiler.host_state import StateUpdate, state_updates
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.scanned_inputs import given_bytes
 from autoshard.compiler.schedule import Schedule
+from autoshard.cost.collectives import Collective
 from autoshard.cost.host_copies import Offload, round_trips_s
 from autoshard.cost.in_pieces import Decompose, InPieces
 from autoshard.cost.lookups import Lookups
