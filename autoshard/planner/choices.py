@@ -327,9 +327,10 @@ def _row_bytes(table: Table, assignment: Assignment, sizes: tuple[int, ...]) -> 
 
 
 def _merge(layout: Layout, scatter: Layout) -> Layout:
-    return tuple(s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True))
+    return tuple([s if s != WHOLE else d for d, s in zip(layout, scatter, strict=True)])
 
 
+@functools.lru_cache(maxsize=4096)
 def scatter_order(scatter: Layout) -> tuple[tuple[int, ...], ...]:
     """The axes that are reduce-scattered together, since onto one dimension, in the order in which this happens: inner
     axes, whose links are faster, first, so that the slower ones carry less.
