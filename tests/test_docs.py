@@ -9,6 +9,7 @@ import re
 import shlex
 
 import pytest
+import rich.text
 import typer
 import typer.main
 
@@ -100,7 +101,8 @@ def test_command_line_page_has_the_texts_of_help(name):
     for parameter in command.params:
         is_option = parameter.opts[0].startswith("-")
         names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.metavar or parameter.name]
-        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {parameter.help} |")
+        shown = rich.text.Text.from_markup(parameter.help).plain
+        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {shown} |")
     assert [line for line in section[1].splitlines() if line.startswith("| `")] == rows
 
 
