@@ -130,6 +130,25 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
             raise
 
 
+class LineFile:
+    """A file of lines that readers follow. Those that the disk does not take, as when it is full, follow later."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Lines will be added to `path`, which is made with the first if it is missing."""
+        self._path = path
+        self._unwritten = ""
+
+    def add(self, line: str) -> None:
+        """Adds a line, given without its end; it is complete for readers of the file when this returns.
+
+        Raises:
+          OSError: It cannot be written; it will be added with the next one.
+        """
+        self._unwritten += f"{line}\n"
+        append_text(self._path, self._unwritten)
+        self._unwritten = ""
+
+
 def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
     """Writes a UTF-8 file as `write_bytes_atomically` does.
 

@@ -280,11 +280,11 @@ def _are_compared(
     return True
 
 
-def _own_options() -> list[str]:
-    """The options of `plan_on_devices` as they are written, those within `options` first."""
+def _own_options() -> dict[str, str]:
+    """The options of `plan_on_devices` and those within `options`, and how each is written."""
     own = inspect.signature(plan_on_devices).parameters.values()
-    inner = [f"options=PlanOptions({field.name}=...)" for field in dataclasses.fields(PlanOptions)]
-    return [*inner, *(p.name for p in own if p.kind is p.KEYWORD_ONLY)]
+    inner = {field.name: f"options=PlanOptions({field.name}=...)" for field in dataclasses.fields(PlanOptions)}
+    return inner | {p.name: p.name for p in own if p.kind is p.KEYWORD_ONLY}
 
 
 def _space(

@@ -5,7 +5,7 @@ import dataclasses
 import enum
 import inspect
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -192,7 +192,7 @@ def pure_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     statics: Statics,
-    options: Collection[str] = (),
+    options: Mapping[str, str] | None = None,
 ) -> Iterator[PureCall]:
     """A call as that of a pure function; what it returns is to be finished within the block.
 
@@ -203,7 +203,8 @@ def pure_call(
 
     Args:
       fn, args, kwargs, statics: The call.
-      options: What the caller takes by keyword for itself, to be suggested where the function has no such argument.
+      options: What the caller takes by keyword for itself, and how it is written, to be suggested where the function
+        has no such argument.
 
     Raises:
       ConfigError: The function has no argument of that name.
@@ -338,7 +339,7 @@ def _parameters(fn: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
 
 
-def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any], options: Collection[str]) -> None:
+def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any], options: Mapping[str, str] | None) -> None:
     parameters = _parameters(fn)
     if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
@@ -349,5 +350,5 @@ def _check_names(fn: Callable[..., Any], kwargs: Mapping[str, Any], options: Col
             raise ConfigError(
                 f"`{name}` is {'no option, and ' if options else ''}no argument of "
                 f"`{getattr(fn, '__name__', 'the function')}`, which takes {listed}."
-                f"{suggestion(name, [*known, *options], quote='`')}"
+                f"{suggestion(name, {**(options or {}), **dict(zip(known, known, strict=True))}, quote='`')}"
             )

@@ -11,8 +11,7 @@ import typer
 from autoshard.cli.common import INTERRUPTED, Config, Overrides, Traceback, errors_shown, load_settings
 from autoshard.errors import ConfigError
 from autoshard.folders import make_folder
-
-REJOIN_AFTER_S = 30.0
+from autoshard.launch.settings import REJOIN_AFTER_S
 
 EPILOG = (
     "Examples:\n\n"

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 
 from autoshard.graph.graph import Graph, Operation
 
-_MOST_TAKEN = 16
-_SHORTEST_ROW = 1024
-_KERNEL_DTYPES = frozenset({"float32", "bfloat16"})
+_MOST_TAKEN, _SHORTEST_ROW, _KERNEL_DTYPES = 16, 1024, frozenset({"float32", "bfloat16"})
+"""What `TopkSpecializer` has a kernel for: how many elements at most, of rows how long at least, and of which types.
+Read off compiled programs, as `tests/compiler/test_sorted_rows.py` does (jax 0.10.2)."""
+
 _PLACE_BYTES = 4
+"""Of the place of an element, an int32."""
 
 
 def sorted_rows(graph: Graph, operation: Operation, stops: Mapping[int, int]) -> tuple[tuple[int, float], ...]:

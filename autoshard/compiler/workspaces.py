@@ -11,7 +11,8 @@ from autoshard.compiler.grouped_rows import copies_for_groups
 from autoshard.compiler.sorted_rows import sorted_rows
 from autoshard.graph.graph import FactorRule
 
-_PRODUCTS = frozenset({"dot_general", "ragged_dot_general"})
+_MATRIX_PRODUCTS = frozenset({"dot_general", "ragged_dot_general"})
+"""Products that cuBLAS may compute."""
 
 
 def product_workspaces(
@@ -29,7 +30,7 @@ def product_workspaces(
     for group in analysis.groups:
         for index in group.operations:
             operation = analysis.graph.operations[index]
-            if operation.name in _PRODUCTS and _is_of_matrices(operation.rule):
+            if operation.name in _MATRIX_PRODUCTS and _is_of_matrices(operation.rule):
                 num_choices = len(choices[group.index].partial_bytes)
                 if num_choices not in amounts:
                     amounts[num_choices] = np.full(num_choices, float(workspace_bytes))

@@ -123,23 +123,15 @@ def _parts(layout: Layout, axis_sizes: Sequence[int]) -> dict[int, int]:
     return {d: math.prod(n for n, e in zip(axis_sizes, layout, strict=True) if e == d) for d in layout if d != WHOLE}
 
 
-def inner_dims(shape: Sequence[int]) -> tuple[bool, ...]:
-    """For each dimension, whether others of more than one element are in front of it."""
-    return _inner_dims(tuple(shape))
-
-
 @functools.lru_cache(maxsize=4096)
-def _inner_dims(shape: tuple[int, ...]) -> tuple[bool, ...]:
+def inner_dims(shape: tuple[int, ...]) -> tuple[bool, ...]:
+    """For each dimension, whether others of more than one element are in front of it."""
     return tuple(math.prod(shape[:d]) > 1 for d in range(len(shape)))
 
 
-def ordered_dims(shape: Sequence[int], layout: Layout, axis_sizes: Sequence[int]) -> tuple[bool, ...]:
-    """For each dimension of a tensor, whether what is gathered along it into `layout` must be put in order."""
-    return _ordered_dims(tuple(shape), layout, tuple(axis_sizes))
-
-
 @functools.lru_cache(maxsize=4096)
-def _ordered_dims(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]) -> tuple[bool, ...]:
+def ordered_dims(shape: tuple[int, ...], layout: Layout, axis_sizes: tuple[int, ...]) -> tuple[bool, ...]:
+    """For each dimension of a tensor, whether what is gathered along it into `layout` must be put in order."""
     ways = _parts(layout, axis_sizes)
     local = [extent // ways.get(d, 1) for d, extent in enumerate(shape)]
     return tuple(needs_order(local, d) for d in range(len(shape)))
@@ -172,7 +164,7 @@ def _price(
 
 
 def reshard(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     size_bytes: float,
     source: Layout,
     target: Layout,

@@ -11,7 +11,7 @@ from autoshard.elastic.worker import Cadence, Worker, run_identity
 from autoshard.errors import ElasticError
 from autoshard.launch.engines.local import LocalEngine
 from autoshard.launch.launching import launch_run
-from autoshard.launch.settings import Budgets, LaunchSettings
+from autoshard.launch.settings import REJOIN_AFTER_S, Budgets, LaunchSettings
 from autoshard.launch.supervisor import Ending, RunOutcome
 
 
@@ -25,7 +25,7 @@ def run(
     memory_every: int | None = 1,
     keep_checkpoints: int = 2,
     budgets: Budgets | None = None,
-    rejoin_after_s: float = 30.0,
+    rejoin_after_s: float = REJOIN_AFTER_S,
     stall_limit_s: float | None = None,
 ) -> RunOutcome:
     """Runs a training loop on several workers that may be lost, and supervises them.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from autoshard.files import append_text
+from autoshard.files import LineFile
 from autoshard.launch.messages import Phase, SlowDevices, Tier
 
 EVENTS = "events.jsonl"
@@ -232,10 +232,10 @@ class EventLog:
 
     def __init__(self, run_dir: pathlib.Path):
         """Opens the log in `run_dir`, ending a line that was cut short."""
-        self._path = run_dir / EVENTS
-        self._unwritten = ""
-        if self._path.exists() and (content := self._path.read_bytes()) and not content.endswith(b"\n"):
-            with self._path.open("ab") as file:
+        path = run_dir / EVENTS
+        self._lines = LineFile(path)
+        if path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n"):
+            with path.open("ab") as file:
                 file.write(b"\n")
 
     def write(self, event: Event) -> None:
@@ -244,9 +244,7 @@ class EventLog:
         Raises:
             OSError: it cannot be written, as on a full disk; it will be added with the next one.
         """
-        self._unwritten += event.model_dump_json() + "\n"
-        append_text(self._path, self._unwritten)
-        self._unwritten = ""
+        self._lines.add(event.model_dump_json())
 
 
 class EventReader:

@@ -5,6 +5,9 @@ import pathlib
 
 from autoshard.launch.engines.protocol import Command
 
+REJOIN_AFTER_S = 30.0
+"""How long a slot whose worker was lost is left alone where nothing else is asked for: a choice."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Budgets:
@@ -45,7 +48,7 @@ class LaunchSettings:
     devices_per_worker: int | None
     arguments: tuple[str, ...]
     budgets: Budgets = Budgets()
-    rejoin_after_s: float = 30.0
+    rejoin_after_s: float = REJOIN_AFTER_S
     stall_limit_s: float | None = None
     has_standbys: bool = True
     plans_ahead: bool = True

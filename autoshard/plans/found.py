@@ -1,7 +1,6 @@
 """What became of the search for a plan: the best over all meshes, and a verdict on each."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from autoshard.planner.build import Formulation
@@ -71,6 +70,13 @@ class Found:
         """Of the best plan, by which it is compared with others."""
         return scheduled_s(self.winner[1], self.evaluated)
 
+    def is_better(self, before: "Found") -> bool:
+        """Whether its plan takes the place of the best one before: one that fits with its gaps before one that does
+        not."""
+        if self.best is None or before.best is None:
+            return self.best is not None
+        return self.fits if self.fits != before.fits else self.step_s < before.step_s
+
     def after(self, again: "Found", to_beat_s: float) -> "Found":
         """The outcome after one more mesh was tried, where it had `to_beat_s` to beat. No proof is about a mesh that is
         neither faster nor, by its bound, out of the question."""
@@ -89,30 +95,6 @@ class Found:
         gap = (own.objective - bound) / own.objective if own.objective else 0.0
         status = Status.OPTIMAL if gap <= max(options.relative_gap, ROUNDING) else Status.FEASIBLE
         return dataclasses.replace(own, status=status, bound=bound, gap=gap, solve_s=elapsed_s)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Incumbent:
-    """The best plan so far, as far as others have to know.
-
-    Attributes:
-      cost_s: What it takes, as the solver counts it. step_s: By which it is compared with others. Both +inf for none.
-      fits: Whether it does with its gaps.
-    """
-
-    cost_s: float = math.inf
-    step_s: float = math.inf
-    fits: bool = False
-
-
-def incumbent_of(found: Found) -> Incumbent:
-    """The best plan so far; none where nothing is found."""
-    return Incumbent() if found.best is None else Incumbent(found.cost_s, found.step_s, found.fits)
-
-
-def is_faster(step_s: float, fits: bool, incumbent: Incumbent) -> bool:
-    """Whether a plan takes the place of the best: one that fits with its gaps before one that does not."""
-    return fits if fits != incumbent.fits else step_s < incumbent.step_s
 
 
 def scheduled_s(solution: Solution, evaluation: Evaluation) -> float:

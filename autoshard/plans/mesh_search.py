@@ -23,17 +23,7 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import (
-    LEFT,
-    NO_MEMORY,
-    NOT_FASTER,
-    NOT_TRIED,
-    Found,
-    Incumbent,
-    incumbent_of,
-    is_faster,
-    scheduled_s,
-)
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, scheduled_s
 from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
@@ -94,13 +84,11 @@ def search_meshes(
         if stop.requested:
             candidates.append(MeshCandidate(axes_of(mesh), None, 0.0, NOT_TRIED, str(mesh)))
             continue
-        incumbent, stage = incumbent_of(best), f"solve {n}/{len(meshes)}"
-        weights = weights if best.best is None else best.weights
-        own = search_mesh(question, mesh, stop, incumbent, weights, stage, is_alone, solution, after, is_left)
+        weights, stage = weights if best.best is None else best.weights, f"solve {n}/{len(meshes)}"
+        own = search_mesh(question, mesh, stop, best, weights, stage, is_alone, solution, after, is_left)
         candidates += own.candidates
         warned.append(own.warnings)
-        if own.best is not None and (best.best is None or is_faster(own.step_s, own.fits, incumbent)):
-            best = own
+        best = own if own.is_better(best) else best
     warnings = warned[-1] if warned and all(warned) else ()
     return dataclasses.replace(best, candidates=tuple(candidates), warnings=warnings)
 
@@ -109,7 +97,7 @@ def search_mesh(
     question: Question,
     mesh: LogicalMesh,
     stop: StopRequest,
-    incumbent: Incumbent,
+    before: Found,
     weights: StretchWeights | None,
     stage: str,
     is_alone: bool = False,
@@ -120,8 +108,8 @@ def search_mesh(
     """Solves the problem of one mesh, or reads its solution from a file.
 
     Args:
-      incumbent: The best plan so far. The mesh is left once a bound shows that it cannot beat it by the wanted gap, and
-        there is no best where it does not.
+      before: The best so far. The mesh is left once a bound shows that it cannot beat that by the wanted gap, and no
+        plan is found that does not.
       weights: Of stretches, to begin with. stage: For people.
       is_alone: Whether simpler meshes are not searched, and so are asked for a plan to begin with.
       All others as for `search_meshes`.
@@ -131,8 +119,8 @@ def search_mesh(
     axes = axes_of(mesh)
     # a mesh that could win by less than the wanted gap is not worth its time
     cutoff = question.to_beat_s
-    if incumbent.fits:
-        cutoff = min(cutoff, incumbent.cost_s * (1 - options.relative_gap))
+    if before.fits:
+        cutoff = min(cutoff, before.cost_s * (1 - options.relative_gap))
     tell = _Teller(question, stage, axes_text(axes), cutoff)
     tell.begin()
     formulation = question.formulation(mesh, weights=weights)
@@ -185,7 +173,7 @@ def search_mesh(
         candidate = MeshCandidate(axes, certificate.objective, certificate.bound, LEFT, str(mesh))
         best = whole(formulation), found
         return Found(best, (candidate,), warnings, None, scheduled.weights, scheduled.prices)
-    if found.choices is None or not is_faster(certificate.objective, True, incumbent):
+    if found.choices is None or before.fits and certificate.objective >= before.step_s:
         step_s = None if found.choices is None else certificate.objective
         verdict = _verdict(found, cutoff)
         candidate = MeshCandidate(axes, step_s, max(certificate.bound, 0.0), verdict, str(mesh))

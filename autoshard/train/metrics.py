@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from autoshard.files import append_text, write_text_atomically
+from autoshard.files import LineFile, write_text_atomically
 from autoshard.launch.messages import SlowDevices, Straggler
 
 
@@ -168,8 +168,7 @@ class MetricsFile:
         if after_step and path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
         write_text_atomically(path, "".join(f"{line}\n" for line in kept))
-        self._path = path
-        self._unwritten = ""
+        self._lines = LineFile(path)
         self._generation = generation
 
     def write(self, report: Report) -> None:
@@ -180,9 +179,7 @@ class MetricsFile:
         """
         plain = lambda value: None if isinstance(value, float) and not math.isfinite(value) else value
         record = {name: plain(value) for name, value in {**report.record(), "generation": self._generation}.items()}
-        self._unwritten += json.dumps(record, allow_nan=False) + "\n"
-        append_text(self._path, self._unwritten)
-        self._unwritten = ""
+        self._lines.add(json.dumps(record, allow_nan=False))
 
 
 def _step_of(line: str) -> float:

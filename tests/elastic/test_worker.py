@@ -7,29 +7,11 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from single_worker import worker_of
 
 from autoshard.checkpoints.checkpoints import Checkpoints
-from autoshard.elastic.coordination import Coordination
-from autoshard.elastic.worker import Cadence, Worker, run_identity
+from autoshard.elastic.worker import Cadence, run_identity
 from autoshard.errors import TrainingError
-from autoshard.launch.messages import Assignment
-
-
-def worker_of(folder, generation):
-    place = Assignment(
-        run_id="0" * 32,
-        run_dir=str(folder),
-        generation=generation,
-        rank=0,
-        num_workers=1,
-        coordinator="",
-        slot=0,
-        host="here",
-        memory_dir=str(folder / "memory"),
-        devices_per_worker=8,
-        is_dry_run=False,
-    )
-    return Worker(place, None, Coordination.of_this_process())
 
 
 def checkpoints(worker, folder):
@@ -37,14 +19,14 @@ def checkpoints(worker, folder):
 
 
 def test_a_state_that_memory_alone_has_is_saved_when_no_step_is_left(tmp_path):
-    first = worker_of(tmp_path, 1)
+    first = worker_of(tmp_path, tmp_path / "memory", 1)
     with checkpoints(first, tmp_path):
         state = first.restore(jnp.zeros(4))
         for step in (1, 2):
             state = state + 1
             first.commit(step, state)
     assert not list((tmp_path / "checkpoints").iterdir())  # it was killed before it wrote any
-    second = worker_of(tmp_path, 2)
+    second = worker_of(tmp_path, tmp_path / "memory", 2)
     with checkpoints(second, tmp_path):
         np.testing.assert_array_equal(second.restore(jnp.zeros(4)), [2, 2, 2, 2])
         second.save_last_commit()
@@ -57,7 +39,7 @@ def test_a_state_that_memory_alone_has_is_saved_when_no_step_is_left(tmp_path):
 def test_a_last_state_that_cannot_be_saved_is_an_error(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    worker = worker_of(tmp_path, 1)
+    worker = worker_of(tmp_path, tmp_path / "memory", 1)
     with checkpoints(worker, tmp_path):
         worker.commit(1, worker.restore(jnp.zeros(4)) + 1)
         with pytest.raises(TrainingError, match="after step 1, the last one of this run, is not saved"):

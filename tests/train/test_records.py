@@ -14,11 +14,11 @@ import pytest
 import rich.console
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from autoshard import files
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.errors import ConfigError, MissingExtraError, TrainingError
 from autoshard.files import append_text
 from autoshard.interrupts import stop_on_signals
-from autoshard.train import metrics
 from autoshard.train.config import TrainSection
 from autoshard.train.data import Batches
 from autoshard.train.feed import feed
@@ -169,7 +169,7 @@ def test_lines_that_a_full_disk_did_not_take_follow_when_there_is_room(tmp_path,
     file = MetricsFile(tmp_path / "metrics.jsonl", after_step=0)
     file.write(report(1))
     with monkeypatch.context() as full:
-        full.setattr(metrics, "append_text", lambda path, text: append_text("/dev/full", text))
+        full.setattr(files, "append_text", lambda path, text: append_text("/dev/full", text))
         for step in (2, 3):
             with pytest.raises(OSError, match="No space left"):
                 file.write(report(step))
@@ -179,7 +179,7 @@ def test_lines_that_a_full_disk_did_not_take_follow_when_there_is_room(tmp_path,
 
 
 def test_a_full_disk_costs_the_reports_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "append_text", lambda path, text: append_text("/dev/full", text))
+    monkeypatch.setattr(files, "append_text", lambda path, text: append_text("/dev/full", text))
     printed = io.StringIO()
     with Reports(TrainSection(steps=9), tmp_path, rich.console.Console(file=printed, width=200), 0) as reports:
         reports.report(report(1))

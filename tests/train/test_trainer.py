@@ -16,14 +16,13 @@ import pytest
 import rich.console
 import typer.testing
 from autoshard_models.train_step import TrainFunctions
+from single_worker import worker_of
 
 from autoshard import Plan
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.cli import app
-from autoshard.elastic.coordination import Coordination
 from autoshard.elastic.worker import Worker
 from autoshard.errors import ConfigError, ElasticError, TrainingError
-from autoshard.launch.messages import Assignment
 from autoshard.train.config import TrainConfig, load_config
 from autoshard.train.held_folder import held_folder
 from autoshard.train.registry import load_data, train_functions
@@ -281,20 +280,7 @@ def test_the_last_state_reaches_the_disk_where_its_generation_died_with_it_in_me
     config = config_of(tmp_path / "run", steps=2, resume=True)
 
     def generation(number: int) -> TrainResult:
-        place = Assignment(
-            run_id="0" * 32,
-            run_dir=config.train.output_dir,
-            generation=number,
-            rank=0,
-            num_workers=1,
-            coordinator="",
-            slot=0,
-            host="here",
-            memory_dir=str(tmp_path / "memory"),
-            devices_per_worker=8,
-            is_dry_run=False,
-        )
-        worker = Worker(place, None, Coordination.of_this_process())
+        worker = worker_of(config.train.output_dir, tmp_path / "memory", number)
         quiet = rich.console.Console(file=io.StringIO())
         return carry_out(config, train_functions(config), load_data(config), quiet, worker)
 
