@@ -1,19 +1,39 @@
-"""Ctrl-C as a request: the first one asks the work to end at the next good moment, the second ends it at once."""
+"""Requests to end work at the next good moment: a first Ctrl-C (the second ends it at once), or a time limit."""
 
 import contextlib
 import dataclasses
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
 
 @dataclasses.dataclass(slots=True)
 class StopRequest:
-    """Whether a stop has been asked for, and whether it has been asked for again."""
+    """Whether work is to end.
 
-    requested: bool = False
+    Attributes:
+      is_asked: Whether somebody asked for it. is_urgent: Whether it was asked for again.
+      until_s: When (`time.perf_counter`) the time is over. around: A request that counts as well; None for none.
+    """
+
+    is_asked: bool = False
     is_urgent: bool = False
+    until_s: float = math.inf
+    around: "StopRequest | None" = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether work ends at the next good moment."""
+        if self.is_asked or self.around is not None and self.around.requested:
+            return True
+        return time.perf_counter() >= self.until_s
+
+    def until(self, until_s: float) -> "StopRequest":
+        """A request to end when this one says so, and at a time (`time.perf_counter`) at the latest."""
+        return StopRequest(until_s=until_s, around=self)
 
 
 @contextlib.contextmanager
@@ -51,7 +71,7 @@ class _Handler:
         self.request = request
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self.request.requested:
+        if self.request.is_asked:
             self.request.is_urgent = True
             raise KeyboardInterrupt
-        self.request.requested = True
+        self.request.is_asked = True

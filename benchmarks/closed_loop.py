@@ -137,7 +137,7 @@ def measured(name: str, budget: str, budget_bytes: float | None, time_limit_s: f
         memory_budget_bytes=math.inf if budget_bytes is None else budget_bytes,
         options=options,
     )
-    options = PlanOptions(time_limit_s=time_limit_s, least_memory_s=0.0)
+    options = PlanOptions(mesh_limit_s=time_limit_s, least_memory_s=0.0)
     try:
         first = make(options)
         found = verify(first, subject.step, subject.state, subject.batch)

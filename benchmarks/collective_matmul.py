@@ -60,7 +60,7 @@ def rows(name: str, case: Case) -> list[str]:
     found = []
     for decompose in ("never", "faster"):
         started = time.perf_counter()
-        options = PlanOptions(time_limit_s=30, schedule=Schedule.LATENCY_HIDING, decompose=decompose, cache=False)
+        options = PlanOptions(mesh_limit_s=30, schedule=Schedule.LATENCY_HIDING, decompose=decompose, cache=False)
         if case.is_megatron:
             strategy = baselines.Strategy(None, baselines.TensorRule.SEQUENCE)
             plan = baselines.plan_baseline(strategy, subject, mesh={"tensor": case.num_devices}, options=options)

@@ -70,7 +70,7 @@ figures serve, by which kernels are shorter, so that less hides behind them.
 """
 DEVICES = (8, 16, 64)
 
-_HIDING = PlanOptions(time_limit_s=60, schedule=Schedule.LATENCY_HIDING, remat="search")
+_HIDING = PlanOptions(mesh_limit_s=60, schedule=Schedule.LATENCY_HIDING, remat="search")
 PLANS = {
     "plan": _HIDING,
     "plan, as written": dataclasses.replace(_HIDING, remat="as_written", micro_batches="as_written"),

@@ -211,7 +211,7 @@ def rows(
         if not ways:
             continue
         planning = planning or baselines.prepare_subject(subject.step, *subject.args, cluster=cluster, donate_argnums=0)
-        options = PlanOptions(time_limit_s=60, schedule=schedule)
+        options = PlanOptions(mesh_limit_s=60, schedule=schedule)
         try:
             plan = plan_program(
                 planning.traced, planning.program, cluster, mesh=dict(axes), donate_argnums=(0,), options=options

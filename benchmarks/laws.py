@@ -288,7 +288,7 @@ class Case:
             mesh=self.axes,
             donate_argnums=(0,),
             memory_budget_bytes=BUDGET_BYTES,
-            options=PlanOptions(time_limit_s=20, cache=True, schedule=Schedule(schedule)),
+            options=PlanOptions(mesh_limit_s=20, cache=True, schedule=Schedule(schedule)),
             restrict=restrict,
         )
         self.formulation, self.solution = best_of(self.posed).winner

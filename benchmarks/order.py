@@ -145,7 +145,7 @@ def candidates(subject: Subject, cluster: str) -> Iterator[tuple[str, object]]:
     from autoshard import PlanOptions, baselines
     from autoshard.errors import AutoshardError
 
-    options = PlanOptions(time_limit_s=20, max_mesh_axes=3)
+    options = PlanOptions(mesh_limit_s=20, max_mesh_axes=3)
     common = {"cluster": cluster, "donate_argnums": 0, "options": options}
     program = (subject.functions.step, subject.state, subject.batch)
     prepared = baselines.prepare_subject(*program, cluster=cluster, donate_argnums=0)

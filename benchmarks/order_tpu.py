@@ -64,7 +64,7 @@ MLP = "mlp"
 MESHES = ({"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4})
 PLAN = "plan"
 STRATEGIES = (PLAN, "ddp", "zero1", "zero3", "megatron", "ddp+megatron", "zero3+megatron", "ddp+tables")
-OPTIONS = PlanOptions(time_limit_s=30, cache=True)
+OPTIONS = PlanOptions(mesh_limit_s=30, cache=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,7 +214,7 @@ def measure(family: str, case: Case, subject: Subject) -> Cell:
     if subject.num_layers < case.num_stages:
         return Cell(family, str(case), "too few layers", subject.num_layers)
     started = time.perf_counter()
-    options = PlanOptions(cache=False, relative_gap=0.05, time_limit_s=10)
+    options = PlanOptions(cache=False, relative_gap=0.05, mesh_limit_s=10)
     try:
         made = plan_staged(
             subject.step,

@@ -110,7 +110,7 @@ def healthy(model: Model) -> Step:
         cluster=ROOT.parent / "configs" / "clusters" / "v100x8.yaml",
         mesh={"tensor": RANKS},
         donate_argnums=0,
-        options=PlanOptions(time_limit_s=120),
+        options=PlanOptions(mesh_limit_s=120),
     )
     graph = check(plan, functions.step, argument_shapes(plan)).graph
     dims = units_of(plan, graph)

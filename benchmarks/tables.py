@@ -87,7 +87,7 @@ def measured(
     functions = train_functions(config)
     args = arguments(config, functions)
     lookups = autoshard.Lookups(autoshard.IdDistribution(zipf))
-    options = autoshard.PlanOptions(time_limit_s=limit_s, lookups=lookups)
+    options = autoshard.PlanOptions(mesh_limit_s=limit_s, lookups=lookups)
     compiled = lambda plan: plan.verify(functions.step, *args).compiled_bytes if verify else None
     rows = []
     plan = autoshard.plan(functions.step, *args, cluster=cluster, donate_argnums=0, options=options)

@@ -332,7 +332,7 @@ def main() -> None:
     chosen = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 1)
     schedule = Schedule(chosen.schedule)
-    options = PlanOptions(time_limit_s=30, cache=True, schedule=schedule)
+    options = PlanOptions(mesh_limit_s=30, cache=True, schedule=schedule)
     name = FILES[schedule]
     chosen.out.mkdir(parents=True, exist_ok=True)
     lines = chosen.out / f"{name}.jsonl"

@@ -156,7 +156,7 @@ def planned(case: Case, devices: int, speed: float) -> Outcome:
         "cluster": cluster_of(devices, speed),
         "mesh": {"data": devices},
         "donate_argnums": 0,
-        "options": PlanOptions(schedule=Schedule.LEAST_MEMORY, time_limit_s=120, least_memory_s=0),
+        "options": PlanOptions(schedule=Schedule.LEAST_MEMORY, mesh_limit_s=120, least_memory_s=0),
     }
     try:
         plan = (autoshard.baselines.data_parallel if case.form == "dp" else autoshard.plan)(step, state, batch, **given)

@@ -245,7 +245,7 @@ class Bench:
 def prepare(case: Case, cluster: Cluster, sizes: Sequence[int]) -> Bench:
     """Prices the layers of a case."""
     step, state, batch = program(case)
-    options = PlanOptions(cache=False, time_limit_s=10)
+    options = PlanOptions(cache=False, mesh_limit_s=10)
     priced = price_layers(step, state, batch, cluster, sizes, options)
     context = SearchContext(
         IntervalCostTable(priced.layers, priced.table), Topology(cluster, priced.table), limits_bytes(cluster, RESERVE)

@@ -95,7 +95,7 @@ def measure(model: str, layers: int, mesh: str, time_limit_s: float) -> Row:
         most_axes = int(mesh[4:]) if mesh[4:] else None
     else:
         axes = {name: int(size) for name, size in (a.split("=") for a in mesh.split(","))}
-    options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
+    options = autoshard.PlanOptions(on_progress=tell, cache=False, max_mesh_axes=most_axes, mesh_limit_s=time_limit_s)
     began, began_processor_s = time.perf_counter(), time.process_time()
     plan = autoshard.plan(
         subject.step, subject.state, subject.batch, cluster=CLUSTER, mesh=axes, donate_argnums=0, options=options
@@ -153,7 +153,7 @@ def main() -> None:
         default="data=128,tensor=8",
         help="with --layers: axis=size,..., all (as by default), or all:2 or all:3 (all of so many axes)",
     )
-    usual_s = autoshard.PlanOptions().time_limit_s
+    usual_s = autoshard.PlanOptions().mesh_limit_s
     parser.add_argument("--time-limit", type=float, default=usual_s, help="with --layers: seconds for each mesh")
     parser.add_argument("--json", action="store_true", help="print the row as JSON")
     arguments = parser.parse_args()

@@ -105,7 +105,7 @@ def measure(case: str, with_strategies: bool, most_axes: int | None, time_limit_
     config = load_config(ROOT / "configs" / f"{name}.yaml", changes)
     functions = train_functions(config)
     state, batch = arguments(config, functions)
-    options = PlanOptions(cache=False, max_mesh_axes=most_axes, time_limit_s=time_limit_s)
+    options = PlanOptions(cache=False, max_mesh_axes=most_axes, mesh_limit_s=time_limit_s)
     file = ROOT / "configs" / "clusters" / f"{cluster}.yaml"
     began = time.perf_counter()
     subject = baselines.prepare_subject(functions.step, state, batch, cluster=file, donate_argnums=0)

@@ -253,7 +253,7 @@ def test_a_loss_without_rng_is_planned_in_stages():
     loss = lambda params, batch: quiet(params[1], batch | {"x": jnp.tanh(batch["x"] @ params[0])})
     step = TrainStep(loss, optax.sgd(0.1))
     state, stages = step.init([jnp.eye(3), PARAMS]), autoshard.StageOptions(num_stages=2, num_micro_batches=2)
-    plan = autoshard.plan(step, state, BATCH, stages=stages, options=autoshard.PlanOptions(time_limit_s=5))
+    plan = autoshard.plan(step, state, BATCH, stages=stages, options=autoshard.PlanOptions(mesh_limit_s=5))
     assert isinstance(plan, autoshard.StagedPlan) and [len(p.stages) for p in plan.arrangement.pipelines] == [2]
     (found, metrics), (expected, expected_metrics) = plan.jit(step)(state, BATCH), step.in_parts((4, 4))(state, BATCH)
     close((found.params, metrics), (expected.params, expected_metrics))
@@ -337,7 +337,7 @@ def test_a_module_is_trained_on_a_mesh_as_flax_trains_it():
     """What is not trained changes too."""
     step, init = module_step()
     shapes = jax.eval_shape(init, 0)
-    options = autoshard.PlanOptions(time_limit_s=5)
+    options = autoshard.PlanOptions(mesh_limit_s=5)
     plan = autoshard.plan(step, shapes, MODULE_BATCH, mesh={"data": 4, "tensor": 2}, options=options, donate_argnums=0)
     names = {a.name for a in plan.arguments}
     assert "state.params.layers.0.kernel" in names and "state.params.layers.3.kernel" not in names
@@ -373,7 +373,7 @@ def test_the_loss_of_a_module_may_leave_out_rng_and_aux(parts):
 def test_a_module_is_trained_in_stages_as_on_one_device():
     step, init = module_step()
     stages = autoshard.StageOptions(num_stages=2, num_micro_batches=2)
-    options = autoshard.PlanOptions(time_limit_s=5)
+    options = autoshard.PlanOptions(mesh_limit_s=5)
     shapes = jax.eval_shape(init, 0)
     plan = autoshard.plan(step, shapes, MODULE_BATCH, stages=stages, options=options, donate_argnums=0)
     assert isinstance(plan, autoshard.StagedPlan)

@@ -64,7 +64,8 @@ def compare(
         float | None, typer.Option(callback=finite, help="Memory for each device, in 1e9 bytes.")
     ] = None,
     time_limit: Annotated[
-        float | None, typer.Option(callback=finite, help="Seconds that the search on each mesh may take.")
+        float | None,
+        typer.Option(callback=finite, help="Seconds after which the best plan so far of a contender is taken."),
     ] = None,
     work_limit: Annotated[
         float | None, typer.Option(callback=finite, help="Limit in units of counted work, not by the clock.")

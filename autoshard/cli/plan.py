@@ -60,7 +60,7 @@ def plan(
         float | None,
         typer.Option(
             callback=finite,
-            help="Seconds that the search on each mesh may take; two runs by the clock may end differently.",
+            help="Seconds after which the best plan so far is taken; two runs by the clock may end differently.",
         ),
     ] = None,
     work_limit: Annotated[

@@ -234,6 +234,7 @@ class Tries:
     """What has been tried so far.
 
     Attributes:
+      asked: Asks to end.
       enough: A plan is good enough that could be faster by this share at most.
       all: What became of each form, in turn. best: The best so far.
       bounds: Of forms; None where layers keep what they are written to keep.
@@ -242,13 +243,18 @@ class Tries:
     """
 
     task: Task
-    stop: StopRequest
+    asked: StopRequest
     enough: float
     all: list[Attempt | Passed] = dataclasses.field(default_factory=list)
     best: Attempt | None = None
     bounds: FormBounds | None = None
     reach_s: float | None = None
     uncut: str = ""
+
+    @property
+    def stop(self) -> StopRequest:
+        """Asks to end; so does the time, once there is a plan."""
+        return self.asked if self.best is None else self.asked.until(self.best.posed.question.until_s)
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -280,8 +286,8 @@ class Tries:
         question = form.posed.question
         if self.best is not None and question.options.work_limit is None:
             until_now_s = time.perf_counter() - question.started
-            limit_s = min(question.options.time_limit_s, max(_LEAST_S, _SHARE_OF_TIME * until_now_s))
-            limited = dataclasses.replace(question.options, time_limit_s=limit_s)
+            limit_s = min(question.options.mesh_limit_s, max(_LEAST_S, _SHARE_OF_TIME * until_now_s))
+            limited = dataclasses.replace(question.options, mesh_limit_s=limit_s)
             question = dataclasses.replace(question, options=limited)
         own = form.attempted(count, search(question, form.posed.meshes, None, self.stop))
         self.all.append(own)

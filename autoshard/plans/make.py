@@ -34,7 +34,7 @@ from autoshard.plans.no_plan import no_plan_error
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.placing import placement_summary
 from autoshard.plans.program_plan import CloseChoice, MeshCandidate, PlannedTensor, ProgramPlan
-from autoshard.plans.question import Question, Restrict, report
+from autoshard.plans.question import Question, Restrict, report, until_s
 from autoshard.plans.search import search
 from autoshard.plans.unaligned import unaligned
 from autoshard.solver.problem import Certificate
@@ -297,7 +297,17 @@ def pose(
         raise MeshError(several_meshes("A solution", meshes))
     placed = hardware if options.device_order == "sought" else None
     question = Question(
-        traced, program, budget_bytes, pins, options, restrict, started, start, hardware=placed, asked=asked
+        traced,
+        program,
+        budget_bytes,
+        pins,
+        options,
+        restrict,
+        started,
+        until_s(options, started),
+        start,
+        hardware=placed,
+        asked=asked,
     )
     if restrict is not None or solution is not None:
         further = ()

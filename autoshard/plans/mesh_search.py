@@ -67,7 +67,8 @@ def search_meshes(
     """Solves the problem of each mesh, or reads its solution from a file; the best of all, and what became of each.
 
     Args:
-      question, meshes, solution, stop: As for `search`.
+      question, meshes, solution, stop: As for `search`. Meshes are searched until there is a plan, however long that
+        takes.
       after: What was found on a mesh with the same axes, to begin with; without it, each mesh begins where
         `plans/starts.py` says.
       is_left: Whether the best plan and the best mixture so far tell that a mesh is not worth more time.
@@ -80,12 +81,15 @@ def search_meshes(
     # what binds on one mesh mostly binds on another
     weights = after.weights if weights is None and after is not None else weights
     best, candidates, warned = Found(None, (), ()), [], []
-    for n, mesh in enumerate(meshes, 1):
-        if stop.requested:
+    timed = stop.until(question.until_s)
+    for n, mesh in enumerate(meshes):
+        own_stop = stop if best.best is None and math.isinf(question.to_beat_s) else timed
+        if own_stop.requested:
             candidates.append(MeshCandidate(axes_of(mesh), None, 0.0, NOT_TRIED, str(mesh)))
             continue
-        weights, stage = weights if best.best is None else best.weights, f"solve {n}/{len(meshes)}"
-        own = search_mesh(question, mesh, stop, best, weights, stage, is_alone, solution, after, is_left)
+        weights, stage = weights if best.best is None else best.weights, f"solve {n + 1}/{len(meshes)}"
+        limit_s = question.mesh_limit_s(len(meshes) - n)
+        own = search_mesh(question, mesh, own_stop, limit_s, best, weights, stage, is_alone, solution, after, is_left)
         candidates += own.candidates
         warned.append(own.warnings)
         best = own if own.is_better(best) else best
@@ -97,6 +101,7 @@ def search_mesh(
     question: Question,
     mesh: LogicalMesh,
     stop: StopRequest,
+    limit_s: float,
     before: Found,
     weights: StretchWeights | None,
     stage: str,
@@ -108,6 +113,7 @@ def search_mesh(
     """Solves the problem of one mesh, or reads its solution from a file.
 
     Args:
+      limit_s: How long it may take.
       before: The best so far. The mesh is left once a bound shows that it cannot beat that by the wanted gap, and no
         plan is found that does not.
       weights: Of stretches, to begin with. stage: For people.
@@ -125,7 +131,7 @@ def search_mesh(
     tell.begin()
     formulation = question.formulation(mesh, weights=weights)
     limits = SolverOptions(
-        time_limit_s=options.time_limit_s,
+        time_limit_s=limit_s,
         relative_gap=options.relative_gap,
         seed=options.seed,
         work_limit=options.work_limit,
@@ -201,7 +207,7 @@ def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopReque
     memory; None if not."""
     free = dataclasses.replace(question, budget_bytes=math.inf)
     limits = SolverOptions(
-        time_limit_s=LEAST_SHARE * question.options.time_limit_s,
+        time_limit_s=LEAST_SHARE * question.mesh_limit_s(len(meshes)),
         relative_gap=_AT_ONCE_GAP,
         is_bound_enough=True,
         work_limit=question.options.work_limit,

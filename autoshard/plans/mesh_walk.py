@@ -56,7 +56,7 @@ def _proven(question: Question, found: Found, stop: StopRequest) -> Found:
 def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop: StopRequest) -> Found:
     """`walked`, once it is known that a walk is worth it, and as far as it is proven on the way; without branches, as
     these take most of the time and tell no other way to go."""
-    options, until_s = question.options, question.until_s(_LONGEST_WALK)
+    options, until_s = question.options, question.worthwhile_until_s(_LONGEST_WALK)
     steps, last, tried = MeshSteps(further), None, {str(found.winner[0].mesh)}
     is_moving = True
     while is_moving:
@@ -71,7 +71,7 @@ def _walk(question: Question, found: Found, further: Sequence[LogicalMesh], stop
             to_beat_s = min(question.to_beat_s, found.cost_s * (1 - options.relative_gap))
             limited = dataclasses.replace(
                 options,
-                time_limit_s=min(options.time_limit_s, 0.5 * left_s),
+                mesh_limit_s=min(options.mesh_limit_s, 0.5 * left_s),
                 relative_gap=max(options.relative_gap, _GAP_ON_THE_WAY),
             )
             asked = dataclasses.replace(question, to_beat_s=to_beat_s, options=limited, branches=False)

@@ -57,7 +57,9 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
     )
     if budget_bytes < _FEWEST_BYTES:
         advice = f"memory_budget_bytes counts bytes: for {budget_bytes:g} GB, give {budget_bytes:g}e9."
-    within = f"within {options.time_limit_s:g} s a mesh"
+    within, limit = f"within {options.mesh_limit_s:g} s a mesh", "mesh_limit_s"
+    if not math.isinf(question.until_s):
+        within, limit = f"in the time there is (time_limit_s={options.time_limit_s:g})", "time_limit_s"
     others = f"On all {len(meshes)} meshes" if len(meshes) > 1 else "There"
     bound = f"{others}, not less than {found.bound_bytes / 1e9:.4g} GB: proven."
     if found.best is None:
@@ -65,14 +67,14 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
             return MemoryBudgetError(f"No plan needs at most {budget_bytes / 1e9:.4g} GB per device. {bound} {advice}")
         return SolverError(
             f"No plan of at most {budget_bytes / 1e9:.4g} GB per device was found {within}, nor the least memory of "
-            "any. Raise options.time_limit_s and least_memory_s, or name the mesh: mesh=."
+            f"any. Raise options.{limit} and least_memory_s, or name the mesh: mesh=."
         )
     formulation, least, choices = found.best
     axes = ", ".join(f"{axis.name}={axis.size}" for axis in formulation.mesh.axes)
     if least.peak <= budget_bytes:
         return SolverError(
             f"No plan was found {within}, although on mesh {axes} one of {least.peak / 1e9:.4g} GB per device exists "
-            f"and {budget_bytes / 1e9:.4g} GB are allowed. Raise options.time_limit_s or memory_budget_bytes, or name "
+            f"and {budget_bytes / 1e9:.4g} GB are allowed. Raise options.{limit} or memory_budget_bytes, or name "
             "the mesh: mesh=."
         )
     figures = estimate(formulation, choices)

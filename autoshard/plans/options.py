@@ -30,9 +30,12 @@ class PlanOptions:
     """Options of `autoshard.plan`.
 
     Attributes:
-      time_limit_s: Wall-clock limit of the search on each mesh, which solves several problems; where the gaps between a
-        plan's buffers do not fit, half as much again. What is found by the clock may differ from run
-        to run.
+      time_limit_s: Wall-clock limit of the whole search, from when planning begins: the best plan by then is taken.
+        Where there is none yet, the search goes on until there is. What has begun and cannot be cut short, such as
+        writing the problem of a mesh, is done to its end. None: no limit but that of each mesh. What is found by the
+        clock may differ from run to run.
+      mesh_limit_s: Wall-clock limit of the search on each mesh, which solves several problems; where the gaps between a
+        plan's buffers do not fit, half as much again.
       relative_gap: A plan is called optimal when it is proven to be within this share of the optimum.
       max_mesh_axes: With `mesh=None`, all logical meshes of up to this many axes are searched (at most 3). None: all of
         up to two axes, and on 16 devices or more, of those of three, the ones around the best, as long as one is faster
@@ -46,8 +49,8 @@ class PlanOptions:
       overlap: Share of a kernel's time that collectives beside it make use of; see docs/cost_model.md.
       while_trips: How often the body of a `while` loop is assumed to run, which a program does not state.
       seed: Seed of the solver.
-      work_limit: Limit of each solve in units of work instead of `time_limit_s`: no clock is read, and equal inputs and
-        options give equal plans. See `SolverOptions`.
+      work_limit: Limit of each solve in units of work instead of `time_limit_s` and `mesh_limit_s`: no clock is read,
+        and equal inputs and options give equal plans. See `SolverOptions`.
       cache: Whether solutions are kept on disk, to answer unchanged problems at once and to start changed ones from.
         The environment variable AUTOSHARD_CACHE names the folder, or says `off`. Not used with `work_limit`.
       least_memory_s: Where nothing fits the memory, how long the least memory that would do is sought, over all meshes
@@ -95,7 +98,8 @@ class PlanOptions:
       on_progress: Called as the work goes on.
     """
 
-    time_limit_s: float = 300.0
+    time_limit_s: float | None = None
+    mesh_limit_s: float = 300.0
     relative_gap: float = 5e-3
     max_mesh_axes: int | None = None
     memory_reserve: float = 0.1
@@ -135,7 +139,12 @@ class PlanOptions:
                 raise ConfigError(
                     f"PlanOptions.{name} is a share from 0 to 1; received {value!r:.60}. Write 0.05 for 5 %."
                 )
-        for name, value in (("time_limit_s", self.time_limit_s), ("least_memory_s", self.least_memory_s)):
+        limits = (
+            ("time_limit_s", self.time_limit_s or 0.0),
+            ("mesh_limit_s", self.mesh_limit_s),
+            ("least_memory_s", self.least_memory_s),
+        )
+        for name, value in limits:
             if not (isinstance(value, numbers.Real) and value >= 0):
                 raise ConfigError(f"PlanOptions.{name} is a number of seconds; received {value!r:.60}. Give 0 or more.")
         choices = ("decompose", self.decompose, Decompose), ("device_order", self.device_order, DeviceOrder)

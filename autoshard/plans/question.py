@@ -27,6 +27,10 @@ Restrict = Callable[[Program, LogicalMesh], Restrictions]
 """Makes the restrictions of a baseline for a program on a mesh."""
 
 
+_SHARE_OF_LEFT, _LEAST_S = 0.5, 5.0
+"""Which share of the time that is left the search on a mesh may take, and how long it may take anyway: choices."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Question:
     """What is to be planned, whatever the mesh.
@@ -34,6 +38,7 @@ class Question:
     Attributes:
       budget_bytes: Memory per device; +inf for no limit.
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
+      until_s: When (`time.perf_counter`) the best plan so far is taken; +inf for no such time.
       start: Layouts to start from, as for `plan`.
       schedule: What the compiler is asked for.
       to_beat_s: A plan of at least this step is of no use; +inf if any is.
@@ -54,6 +59,7 @@ class Question:
     options: PlanOptions
     restrict: Restrict | None
     started: float
+    until_s: float = math.inf
     start: Mapping[str, PartitionSpec] | None = None
     schedule: Schedule = Schedule.LEAST_MEMORY
     to_beat_s: float = math.inf
@@ -67,7 +73,18 @@ class Question:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
         return min(self.budget_bytes, self.lowered_bytes.get((self.schedule, axes), math.inf))
 
-    def until_s(self, share: float) -> float:
+    def renewed(self) -> "Question":
+        """The same, asked now, with as much time as there was at first."""
+        return dataclasses.replace(self, until_s=until_s(self.options, time.perf_counter()))
+
+    def mesh_limit_s(self, num_left: int) -> float:
+        """How long the search on the next of so many meshes may take, which has half of the time that is left."""
+        if math.isinf(self.until_s):
+            return self.options.mesh_limit_s
+        left_s = (self.until_s - time.perf_counter()) * max(_SHARE_OF_LEFT, 1 / num_left)
+        return min(self.options.mesh_limit_s, max(left_s, _LEAST_S))
+
+    def worthwhile_until_s(self, share: float) -> float:
         """Until when (`time.perf_counter`) a search may go on that takes this share of the time until now; +inf where
         work is limited instead of time."""
         now_s = time.perf_counter()
@@ -110,6 +127,12 @@ class Question:
             self.options.decompose,
             None if self.prices is None else self.prices.on(mesh),
         )
+
+
+def until_s(options: PlanOptions, started: float) -> float:
+    """When (`time.perf_counter`) a search that began at `started` takes the best plan so far; +inf for no such time."""
+    is_limited = options.time_limit_s is not None and options.work_limit is None
+    return started + options.time_limit_s if is_limited else math.inf
 
 
 def axes_of(mesh: LogicalMesh) -> Axes:

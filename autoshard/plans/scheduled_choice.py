@@ -51,7 +51,7 @@ def best_scheduled(question: Question, found: Found) -> Found:
     if not found.others or not found.is_done or not waits_longer(found):
         return found
     formulation, chosen = found.winner
-    until_s = question.until_s(_SHARE_OF_TIME)
+    until_s = question.worthwhile_until_s(_SHARE_OF_TIME)
     best, to_beat_s = found, found.step_s * (1 - WAITS)
     for other in found.others:
         if time.perf_counter() >= until_s:

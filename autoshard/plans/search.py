@@ -47,7 +47,7 @@ def search(
     Args:
       question, meshes: What is to be planned, and the meshes that are all searched.
       solution: A file that solves the problem of the only mesh; None to solve the problems here.
-      stop: Asks to end.
+      stop: Asks to end; so does the time, once there is a plan (`Question.until_s`).
       further: Meshes of which those are searched that a walk from the best mesh comes by (`walked`).
 
     Raises:
@@ -55,14 +55,15 @@ def search(
     """
     found = Found(None, (), ())
     left_for_order = functools.partial(_has_better_order, question) if len(meshes) == 1 else _never
+    timed = stop.until(question.until_s)
     for schedule in question.schedules(meshes[0]):
         asked = dataclasses.replace(question, schedule=schedule)
         found = search_meshes(asked, meshes, solution, stop, is_left=left_for_order)
         if found.best is not None or solution is not None or stop.requested:
             if solution is not None:
                 return found
-            best = _placed(asked, meshes, walked(asked, found, further, stop), stop)
-            return _with_close_meshes(asked, (*meshes, *further) if further else (), best, stop)
+            best = _placed(asked, meshes, walked(asked, found, further, timed), timed)
+            return _with_close_meshes(asked, (*meshes, *further) if further else (), best, timed)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
@@ -77,6 +78,7 @@ def gone_on(
 ) -> Found:
     """The outcome after a search over `meshes`, which is done, went on to `further` ones; the devices of a new best are
     put in order."""
+    stop = stop.until(question.until_s)
     beyond = walked(question, found, further, stop)
     best = beyond if beyond.best is found.best else _placed(question, meshes, beyond, stop)
     return _with_close_meshes(question, (*meshes, *further), best, stop)
@@ -182,12 +184,12 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
     """The outcome by what the compiler makes of plans, where that waits longer than the solver counts: other plans are
     scheduled, and meshes searched on which one may be about as fast as the best, as the solver counts it. Those come
     first of which no plan is known, and of these those with the fewest axes, which are soon searched."""
-    if not waits_longer(found):
+    if not waits_longer(found) or stop.requested:
         return found
     best = best_scheduled(question, found)
     longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
     named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
-    own, until_s = str(found.winner[0].mesh), question.until_s(_SHARE_OF_TIME)
+    own, until_s = str(found.winner[0].mesh), question.worthwhile_until_s(_SHARE_OF_TIME)
     close = sorted(
         (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
         key=lambda c: (_has_known_plan(c), len(c.axes), c.bound_s),
@@ -196,7 +198,7 @@ def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found:
         if stop.requested or time.perf_counter() >= until_s:
             break
         limited = dataclasses.replace(
-            question.options, time_limit_s=min(question.options.time_limit_s, until_s - time.perf_counter())
+            question.options, mesh_limit_s=min(question.options.mesh_limit_s, until_s - time.perf_counter())
         )
         asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
         again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)

@@ -108,7 +108,7 @@ def plan_variants(
         )
         raise type(error)(" ".join(part for part in (str(error), of_last, tries.uncut) if part))
     if options.compile_check or options.adaptive:
-        unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf)
+        unbeaten = dataclasses.replace(best.posed.question, to_beat_s=math.inf).renewed()
         plan = answer(best.step)(dataclasses.replace(best.posed, question=unbeaten))
     else:
         plan = plan_found(best.posed, best.found)

@@ -222,7 +222,7 @@ class PlanSection(_Section):
         cluster: a cluster file, relative to the configuration file; null for the live devices.
         mesh: size of each mesh axis by name, or null to let the planner choose.
         memory_budget_bytes: memory that the plan may use on each device; null for the device's own.
-        time_limit_s: time that the planner may take, or null for its default.
+        time_limit_s: seconds after which the planner takes the best plan so far; null for a limit on each mesh alone.
         work_limit: limit of the planner in units of work instead of time, which makes its answer repeatable; or null.
         cache: keep solutions on disk, and answer from them or start from them.
         check: compile the plan ahead of time for its devices, and correct it where the compiler does otherwise.

@@ -260,8 +260,9 @@ def _lookups(section: LookupsSection) -> Lookups:
 def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
     """What `config` tells the planner."""
     section = config.plan
-    options = PlanOptions(
+    return PlanOptions(
         adaptive=config.stragglers.mode != "off",
+        time_limit_s=section.time_limit_s,
         work_limit=section.work_limit,
         cache=section.cache,
         compile_check=section.check,
@@ -274,4 +275,3 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         lookups=_lookups(section.lookups),
         on_progress=on_progress,
     )
-    return options if section.time_limit_s is None else dataclasses.replace(options, time_limit_s=section.time_limit_s)

@@ -175,9 +175,9 @@ def _with_excess(question: Question, plan: ProgramPlan, excess_bytes: float) -> 
 
 
 def _found_again(posed: Posed, question: Question) -> Found:
-    """The outcome of the search with what was corrected."""
+    """The outcome of the search with what was corrected, which has as much time as the first."""
     with stop_on_signals() as stop:
-        return search(question, posed.meshes, None, stop, posed.further)
+        return search(question.renewed(), posed.meshes, None, stop, posed.further)
 
 
 def _without(restrict: Restrict | None, forbidden: Forbidden) -> Restrict:

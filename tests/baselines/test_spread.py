@@ -147,7 +147,7 @@ def test_strategies_that_do_not_apply_say_so(moe_subject, dlrm_subject):
 def test_no_strategy_that_spreads_is_predicted_better_than_the_plan(family, request):
     """The others, and plans with overlap, are compared in test_predictions.py."""
     subject = request.getfixturevalue(f"{family}_subject")
-    options = autoshard.PlanOptions(time_limit_s=30, schedule=autoshard.Schedule.LEAST_MEMORY)
+    options = autoshard.PlanOptions(mesh_limit_s=30, schedule=autoshard.Schedule.LEAST_MEMORY)
     mesh = {"data": 2, "tensor": 4}
     plan = autoshard.plans.make.plan_program(
         subject.traced, subject.program, subject.cluster, mesh=mesh, donate_argnums=(0,), options=options

@@ -26,7 +26,7 @@ MESHES = {
 STEPS = 3
 TOLERANCE = 5e-4
 """Largest difference of a planned step from the plain one, as a share of the scale of a leaf; see `deviations`."""
-OPTIONS = autoshard.PlanOptions(relative_gap=0.05, time_limit_s=30, cache=False)
+OPTIONS = autoshard.PlanOptions(relative_gap=0.05, mesh_limit_s=30, cache=False)
 """Plans that are good enough to be interesting."""
 
 

@@ -21,7 +21,7 @@ from autoshard.report.write import write_report
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 LATENCY_S, BYTES_PER_S = 1e-6, 1e10
 WIDTH, BATCH = 512, 16
-OPEN = PlanOptions(remat="as_written", micro_batches="as_written", time_limit_s=20, least_memory_s=0)
+OPEN = PlanOptions(remat="as_written", micro_batches="as_written", mesh_limit_s=20, least_memory_s=0)
 AS_WRITTEN = dataclasses.replace(OPEN, offload="never")
 STATE = dataclasses.replace(AS_WRITTEN, offload="state")
 MESHES = ({"data": 8}, {"data": 2, "tensor": 4})

@@ -49,7 +49,7 @@ def cluster(tmp_path_factory):
 
 def planned(cluster, offload="activations", budget_bytes=None, remat="as_written", step=STEP, **request):
     options = PlanOptions(
-        offload=offload, remat=remat, micro_batches="as_written", time_limit_s=20, least_memory_s=0, cache=False
+        offload=offload, remat=remat, micro_batches="as_written", mesh_limit_s=20, least_memory_s=0, cache=False
     )
     state = jax.eval_shape(step.init, jax.eval_shape(params_of, jax.random.key(0)))
     return autoshard.plan(

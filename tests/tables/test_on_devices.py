@@ -59,7 +59,7 @@ def test_three_steps_equal_those_with_dense_gradients(optimizer):
 def test_planned_on_eight_devices():
     state, step = state_and_step(optax.adagrad(0.5))
     sparse = sparse_on_devices(step, state, batch_of(0))
-    options = autoshard.PlanOptions(time_limit_s=10)
+    options = autoshard.PlanOptions(mesh_limit_s=10)
     plan = autoshard.plan(sparse, state, batch_of(0), cluster=CLUSTER, mesh={"data": 8}, options=options)
     run, dense = plan.jit(sparse), jax.jit(step)
     ours = theirs = state

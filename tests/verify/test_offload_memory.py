@@ -19,7 +19,7 @@ from autoshard.verify.targets import target_named
 
 CLUSTER = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8_cpu.yaml"
 WIDTH, LAYERS = 2048, 6
-AS_WRITTEN = autoshard.PlanOptions(remat="as_written", micro_batches="as_written", time_limit_s=30, least_memory_s=0)
+AS_WRITTEN = autoshard.PlanOptions(remat="as_written", micro_batches="as_written", mesh_limit_s=30, least_memory_s=0)
 STEPS = {
     "adamw": optax.adamw(1e-3),
     "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),

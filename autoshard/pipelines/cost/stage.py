@@ -26,7 +26,7 @@ from autoshard.plans.apply import check
 from autoshard.plans.make import Origin, Posed, plan_posed
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.question import Question, Restrict
+from autoshard.plans.question import Question, Restrict, until_s
 from autoshard.trace.trace import Trace, trace
 from autoshard.trace.walk import equation_numbers, size_bytes
 
@@ -176,6 +176,7 @@ def plan_stage(
     restrict = _weights_split(stage) if shards_weights else None
     if stage.asked is not None and (reason := next(refusals(stage.prepared, mesh, stage.asked), None)) is not None:
         raise AnnotationError(f"Every product inside an annotation must obey it, but {reason}, on {mesh}.")
+    started = time.perf_counter()
     question = Question(
         traced=stage.trace,
         program=stage.prepared,
@@ -183,7 +184,8 @@ def plan_stage(
         pins=None,
         options=options,
         restrict=restrict,
-        started=time.perf_counter(),
+        started=started,
+        until_s=until_s(options, started),
         asked=stage.asked,
         branches=branches,
     )

@@ -162,7 +162,7 @@ def fitting_plan(
     lean = plan_stage(stage, mesh, cluster_name, math.inf, options, shards_weights=True)
     if not fits(lean.estimate, budget_bytes):
         return plan_stage(stage, mesh, cluster_name, budget_bytes, options)
-    shorter = dataclasses.replace(options, time_limit_s=min(options.time_limit_s, BUDGETED_S))
+    shorter = dataclasses.replace(options, mesh_limit_s=min(options.mesh_limit_s, BUDGETED_S))
     try:
         limited = plan_stage(stage, mesh, cluster_name, budget_bytes, shorter)
     except SolverError:

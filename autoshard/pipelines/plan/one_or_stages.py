@@ -20,7 +20,7 @@ from autoshard.pipelines.plan.make import plan_arranged
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.pipelines.search.alternative import Alternative
 from autoshard.plans.program_plan import ProgramPlan
-from autoshard.plans.question import axes_text
+from autoshard.plans.question import axes_text, until_s
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
 from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.solver.options import ROUNDING
@@ -33,10 +33,15 @@ IN_STAGES = "in stages"
 """The name of a form in stages where no arrangement of it is known."""
 
 
+_NOT_SOUGHT = VariantCandidate(IN_STAGES, None, 0.0, None, "stopped")
+"""What is told of stages that were not sought: Ctrl-C came before, or the time was over."""
+
+
 def plan_either(plan_one: Callable[[], ProgramPlan], task: StagedTask) -> ProgramPlan | PipelinePlan:
     """The faster of the plan of one program and the plan in stages, which lists the other among what was considered.
 
-    The first Ctrl-C ends the search with the plan of one program, if that is there already.
+    The first Ctrl-C ends the search with the plan of one program, if that is there already. Where that took all of
+    `PlanOptions.time_limit_s`, stages are not sought.
 
     Args:
       plan_one: Makes the plan of one program. task: What is planned in stages.
@@ -53,9 +58,9 @@ def plan_either(plan_one: Callable[[], ProgramPlan], task: StagedTask) -> Progra
             return in_stages_instead(error, task)
         to_beat_s = one.estimate.step_s * (1 - task.options.relative_gap)
         arranged, staged, verdict, bound_s = None, None, "", math.inf
+        if stop.until(until_s(task.options, started)).requested:
+            return _beside_stages(one, _NOT_SOUGHT, task.options.relative_gap, started)
         try:
-            if stop.requested:
-                raise KeyboardInterrupt
             arranged = arrange(task, to_beat_s=to_beat_s)
             bound_s = arranged.bound_s
             if arranged.step_s < to_beat_s:
