@@ -131,8 +131,9 @@ class Question:
 
 def until_s(options: PlanOptions, started: float) -> float:
     """When (`time.perf_counter`) a search that began at `started` takes the best plan so far; +inf for no such time."""
-    is_limited = options.time_limit_s is not None and options.work_limit is None
-    return started + options.time_limit_s if is_limited else math.inf
+    if options.time_limit_s is None or options.work_limit is not None:
+        return math.inf
+    return started + options.time_limit_s
 
 
 def axes_of(mesh: LogicalMesh) -> Axes:
