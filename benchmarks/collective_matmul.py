@@ -26,6 +26,7 @@ from autoshard.plans.apply import planned_function
 from autoshard.plans.make import plan_program
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
+from autoshard.verify.kept_kernels import kernels_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,9 @@ def rows(name: str, case: Case) -> list[str]:
         run = planned_function(plan, gpt.step, device_mesh(plan.axes, devices, plan.logical_mesh.order))
         pieces = sum(shardings.pieces is not None for _, shardings in plan.shardings)
         mesh = " x ".join(f"{axis}={size}" for axis, size in plan.axes)
-        for one in compile_candidates(run.compile_as(args), "cuda", choosing, COMPILER_OPTIONS):
+        with kernels_kept("cuda") as kept:
+            compiled = compile_candidates(run.compile_as(args), "cuda", choosing, {**COMPILER_OPTIONS, **kept})
+        for one in compiled:
             step = replay(parse(one.text), choosing.mesh)
             times = (step.step_s, step.kernel_s, step.collective_s, step.exposed_s)
             entries = (

@@ -51,6 +51,7 @@ from autoshard.train.planning import arguments
 from autoshard.train.registry import train_functions
 from autoshard.verify.devices import gpu_devices
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
+from autoshard.verify.kept_kernels import kernels_kept
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -232,9 +233,10 @@ def by_hand(
         yield from (dataclasses.replace(cell, options=options, reason=reason) for options in wanted)
         return
     compiling = Compiling(cell, lowered, laid_out(cluster, axes), keep, started)
-    for options in OPTIONS:
-        if options in wanted:
-            yield compiling.under(options, OPTIONS[options])
+    with kernels_kept("cuda") as kept:
+        for options in OPTIONS:
+            if options in wanted:
+                yield compiling.under(options, {**OPTIONS[options], **kept})
 
 
 @dataclasses.dataclass
@@ -263,7 +265,9 @@ class Planning:
             devices = gpu_devices(H100, plan.num_devices, min(PER_NODE, plan.num_devices))
             run = planned_function(plan, step, device_mesh(plan.axes, devices))
             choosing = plan.interface.choosing
-            candidates = compile_candidates(run.compile_as(args), "cuda", choosing, COMPILER_OPTIONS)
+            with kernels_kept("cuda") as kept:
+                given = {**COMPILER_OPTIONS, **kept}
+                candidates = compile_candidates(run.compile_as(args), "cuda", choosing, given)
         except (AutoshardError, jax.errors.JaxRuntimeError) as error:
             reason, seconds = " ".join(str(error).split())[:300], round(time.perf_counter() - started, 1)
             yield dataclasses.replace(cell, reason=reason, seconds=seconds)

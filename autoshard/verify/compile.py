@@ -20,6 +20,7 @@ from autoshard.execution.compiled_memory import CompiledMemory
 from autoshard.execution.jit import device_mesh
 from autoshard.plans.apply import planned_function
 from autoshard.plans.program_plan import ProgramPlan
+from autoshard.verify.kept_kernels import kernels_kept
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,12 +69,12 @@ def compile_step(
     def compile_as(candidate: Candidate, own: dict[str, Any]) -> Any:
         return _within(time_limit_s, lambda: compile_one(candidate, own), started)
 
-    with _stderr_kept() as log:
+    with _stderr_kept() as log, kernels_kept(platform) as kept:
         try:
             if choosing is None:
                 compiled = compile_as(Candidate.LEAST_MEMORY, options)
                 return CompiledStep(compiled.as_text(), CompiledMemory.of(compiled, platform), log())
-            candidates = compile_candidates(compile_as, platform, choosing, options)
+            candidates = compile_candidates(compile_as, platform, choosing, {**options, **kept})
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise VerificationError(f"XLA does not compile the planned step: {str(error).strip()[:600]}") from error
     best = choosing.fastest([c.figures for c in candidates])

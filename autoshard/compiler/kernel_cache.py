@@ -1,0 +1,12 @@
+"""XLA:GPU's file of compiled kernels."""
+
+
+def kernel_cache_options(path: str) -> dict[str, str | bool]:
+    """Compiler options by which XLA:GPU takes kernels that it has compiled before from a file, and adds those that it
+    has not (openxla/xla 13569, 13781; JAX sets them by `jax_persistent_cache_enable_xla_caches`).
+
+    Kernels are known by what they compute, not by the device that they are compiled for. The file is read and written
+    in place: one process, and one program at a time. The program is the same; most of a compilation goes into code for
+    kernels and its assembly.
+    """
+    return {"xla_gpu_kernel_cache_file": path, "xla_gpu_enable_llvm_module_compilation_parallelism": True}
