@@ -14,6 +14,7 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import lies_in, read_orders
 from autoshard.compiler.memory_orders import Order, memory_orders, turned_values
 from autoshard.compiler.primitives import SUMS
+from autoshard.compiler.split_parts import stored_parts
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
 
@@ -49,6 +50,7 @@ class Fusion:
       sources: For each result of a pointwise operation, the stored values that it is made of.
       added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
       fetched: The values that are stored since computing them again takes long.
+      parts: The parts of split values that execution stores (`split_parts.py`).
       turned: Those that are stored since several kernels need them in another order of dimensions.
       orders: In which each value lies in memory (`memory_orders.py`).
     """
@@ -57,6 +59,7 @@ class Fusion:
     sources: Mapping[int, frozenset[int]]
     added: frozenset[int]
     fetched: frozenset[int]
+    parts: frozenset[int]
     turned: frozenset[int]
     orders: Sequence[Order | None]
 
@@ -121,7 +124,7 @@ def fuse(
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
     move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
     by each. What several kernels need in another order than it lies in is stored in that order (`memory_orders.py`).
-    What enters a checkpointed function is stored anyway. Rows that are looked up in a table are like a pointwise
+    What enters a checkpointed function is stored anyway, and so are parts of split values (`split_parts.py`). Rows that are looked up in a table are like a pointwise
     result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
 
     Args:
@@ -139,6 +142,9 @@ def fuse(
                 if value is not None and value not in held and value not in in_place:
                     can_fuse[value] = all([_computes_operand(c, value) for c, _ in chains.consumers[value]])
     _keep_what_is_stored_under_another_name(graph, can_fuse)
+    parts = stored_parts(chains, can_fuse)
+    for value in parts:
+        can_fuse[value] = False
     orders = memory_orders(chains, pointwise, {})
     num_orders, between = functools.cache(lambda value: len(read_orders(chains, value))), _between_sums(chains)
     computed = _computed(chains, can_fuse, fusible, free, orders, between, num_orders)
@@ -159,7 +165,7 @@ def fuse(
                 added.update(v for term in terms for v in term)
     for value in added:
         fused[value] = True
-    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, frozenset(turned), orders)
+    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, parts, frozenset(turned), orders)
 
 
 def _computed(

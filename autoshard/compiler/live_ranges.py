@@ -43,6 +43,7 @@ class LiveRanges:
       late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
       late_stacks: The stacks of scans that execution fills when the scan begins.
+      parts: The parts of split values that execution stores (`split_parts.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
       together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
       turned: The values that are stored in another order of dimensions than they are made in. orders: How each lies in
@@ -63,6 +64,7 @@ class LiveRanges:
     hiding_apart_stop: Mapping[int, int]
     late_fills: Mapping[int, bool]
     late_stacks: frozenset[int]
+    parts: frozenset[int]
     delayed: Mapping[int, int]
     together: Mapping[int, int]
     turned: frozenset[int]
@@ -184,6 +186,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         hiding_apart_stop=hiding.apart_stop,
         late_fills=late,
         late_stacks=stacks,
+        parts=fusion.parts,
         delayed=delayed,
         together=together,
         turned=fusion.turned,

@@ -105,7 +105,8 @@ def orderings(
         planned = planned_graph(graph, found, arguments, axis_sizes, planned.entry)
     for computation in computations:
         for number, slots in materialized(planned, computation).items():
-            say(number, materialized=slots)
+            stored = found[number].materialized if number in found else ()
+            say(number, materialized=tuple(sorted({*stored, *slots})))
         if rules.sums_by_block:
             for number, stages in two_stage_sums(planned, computation).items():
                 say(number, sums_first=stages)

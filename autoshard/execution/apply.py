@@ -238,9 +238,10 @@ class Evaluator:
         for slot, (v, result) in enumerate(zip(equation.outvars, results, strict=True)):
             if not isinstance(v, jex.DropVar):
                 env[v] = self._result(equation, result, layouts.get(slot), plan)
-        for slot in plan.materialized:
-            v = equation.outvars[slot]
-            env[v] = placement.place(jax.lax.optimization_barrier(env[v].value), env[v].entries)
+        stored = [equation.outvars[slot] for slot in plan.materialized]
+        if stored:
+            values = jax.lax.optimization_barrier([env[v].value for v in stored])
+            env.update((v, placement.place(x, env[v].entries)) for v, x in zip(stored, values, strict=True))
         wait(env, [*waiting, *held] if is_nest else waiting, made, placement)
 
     def _read_operands(self, placed: Sequence[Placed], plan: EquationPlan) -> list[Placed]:

@@ -112,7 +112,7 @@ class EquationPlan:
       evaluated_at: Where it is evaluated: right before the equation of its computation whose number is higher by so
         much; 0 where the program has it.
       evaluated_with_room: Where it is evaluated instead where there is memory to spare.
-      materialized: Result slots that are stored before anything reads them.
+      materialized: Result slots that are stored, all of them, before anything reads one.
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
       late_stacks: Of a scan, the result slots that it stacks in buffers which are filled when its operands are there.

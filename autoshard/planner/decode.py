@@ -113,6 +113,7 @@ class _Slots:
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.late_stacks: dict[int, set[int]] = collections.defaultdict(set)
+        self.materialized: dict[int, tuple[int, ...]] = {}
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
         self.exchange: dict[int, IndexExchange] = {}
         self.pieces: dict[int, ProductPieces] = {}
@@ -129,10 +130,16 @@ class _Slots:
             exchange, pieces, narrows = self.exchange.get(n), self.pieces.get(n), n in self.narrowing
             stacks = tuple(sorted(self.late_stacks[n])) if n in self.late_stacks else ()
             fields = listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters
-            key = *fields, exchange, pieces, narrows, stacks
+            stored = self.materialized.get(n, ())
+            key = *fields, exchange, pieces, narrows, stacks, stored
             if key not in shared:
                 shared[key] = EquationPlan(
-                    *fields, exchange=exchange, pieces=pieces, narrows_first=narrows, late_stacks=stacks
+                    *fields,
+                    exchange=exchange,
+                    pieces=pieces,
+                    narrows_first=narrows,
+                    late_stacks=stacks,
+                    materialized=stored,
                 )
             rows[n] = shared[key]
         return rows
@@ -140,7 +147,7 @@ class _Slots:
 
 def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
     f, graph, values = reader.f, reader.graph, reader.graph.values
-    slots, late = _Slots(), f.program.analysis.live.late_fills
+    slots, late, parts = _Slots(), f.program.analysis.live.late_fills, f.program.analysis.live.parts
     gathers: list[tuple[int, int, Layout]] = []  # operation, slot, layout
     for group in f.program.groups:
         operation = graph.operations[group.operations[0]]
@@ -156,6 +163,8 @@ def _shardings(reader: SolutionReader) -> dict[int, EquationPlan]:
         for index in group.operations:
             if index in late and (not late[index] or _is_partial(reader, group, index)):
                 slots.delayed[graph.operations[index].equation].add(0)
+            if stored := tuple(slot for slot, r in enumerate(graph.operations[index].results) if r in parts):
+                slots.materialized[graph.operations[index].equation] = stored
         narrowed = {a.operations[0] for a in group.reads if is_narrowed(graph, a.operations)}
         terms: set[int | None] = set()  # what is scattered before it is added
         for index in _moving(reader, group):

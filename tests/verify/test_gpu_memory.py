@@ -322,3 +322,32 @@ def test_rows_that_are_sorted_for_their_largest_elements_are_gone_behind_that(mo
     plan = autoshard.plan(distilled, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0)
     compiled_bytes = plan.verify(distilled, *args, target="h100").compiled_memory.peak_bytes
     assert 0.9 * plan.estimate.peak_bytes <= compiled_bytes <= 1.03 * plan.estimate.peak_bytes
+
+
+def attending_from_one_product(layers, x):
+    """Gradient descent of attention whose queries, keys and values are parts of one product."""
+
+    def layer(x, w):
+        inwards, outwards = w
+        query, key, value = jnp.split((x @ inwards).reshape(*x.shape[:2], 24, 64), 3, axis=2)
+        mixed = jax.nn.dot_product_attention(query, key, value, implementation="xla")
+        return x + mixed.reshape(x.shape) @ outwards
+
+    def loss(layers):
+        return jnp.mean(jnp.square(functools.reduce(layer, layers, x).astype(jnp.float32)))
+
+    return jax.tree.map(lambda w, g: w - (0.1 * g).astype(w.dtype), layers, jax.grad(loss)(layers))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+def test_parts_of_a_product_are_there_and_not_the_whole(monkeypatch):
+    """Left to itself, XLA keeps the product of each layer for the backward pass, beside the keys, which it turns: 1,336
+    MB instead of 1,289."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    args = [(bf16(512, 1536), bf16(512, 512))] * 4, bf16(512, 256, 512)
+    request = {"cluster": CLUSTER, "mesh": {"data": 8}, "donate_argnums": 0}
+    plan = autoshard.plan(attending_from_one_product, *args, **request)
+    ordered = {"target": "h100", "candidates": (Candidate.XLA_COSTS,)}
+    memory = verify(plan, attending_from_one_product, *args, **ordered).compiled_memory
+    assert 0.98 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.03 * memory.peak_bytes
