@@ -124,8 +124,9 @@ def fuse(
     A pointwise result that only fusible operations read is not, if one kernel needs it, or if the kernels that need it
     move fewer bytes when each of them computes it again from what it is made of than when it is written once and read
     by each. What several kernels need in another order than it lies in is stored in that order (`memory_orders.py`).
-    What enters a checkpointed function is stored anyway, and so are parts of split values (`split_parts.py`). Rows that are looked up in a table are like a pointwise
-    result, unless the table is a parameter: these are sharded by rows, too, and the rows are then summed.
+    What enters a checkpointed function is stored anyway, and so are parts of split values (`split_parts.py`). Rows that
+    are looked up in a table are like a pointwise result, unless the table is a parameter: these are sharded by rows,
+    too, and the rows are then summed.
 
     Args:
       chains: The graph. pointwise: For each operation, whether it is. free: Values that are rebuilt from nothing.

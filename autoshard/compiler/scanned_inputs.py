@@ -3,6 +3,9 @@
 XLA's partitioner moves each slice inside the loop. But what the loop carries has no layout of its own: it gets the axes
 over which the slices are split, as far as they are free, and each device makes its piece of all slices before the loop
 begins. That is there until the loop ends, beside what it was made of.
+
+What is only gathered, as it is split over the scanned dimension, execution gathers before the loop
+(`execution/nested.py`): the partitioner may gather all slices in each iteration, to take one.
 """
 
 from collections.abc import Sequence
@@ -11,10 +14,16 @@ import numpy as np
 
 from autoshard.graph.layout import WHOLE, Layout, shard_bytes
 
+SCANNED_DIM = 0
+"""The dimension that a scan slices."""
+
 
 def refined(own: Layout, read_as: Layout) -> Layout:
     """The layout in which a loop carries a value that lies as `own` and whose slices are read as `read_as`, both of the
-    whole value: a dimension is split further over the first of its axes that split no other one."""
+    whole value: a dimension is split further over the first of its axes that split no other one. What is gathered over
+    the scanned dimension alone is carried so."""
+    if SCANNED_DIM in own and read_as == tuple(WHOLE if d == SCANNED_DIM else d for d in own):
+        return read_as
     found = list(own)
     for dim in {*read_as} - {WHOLE}:
         axes = [a for a, d in enumerate(read_as) if d == dim]

@@ -63,7 +63,9 @@ def _last_regions(chains: DefUse, can_fuse: Sequence[int]) -> list[int]:
     last = [0] * len(chains.graph.values)
     for operation in reversed(chains.graph.operations):
         for value in operation.results:
-            for c, _ in chains.consumers[value] if value is not None else ():
+            if value is None:
+                continue
+            for c, _ in chains.consumers[value]:
                 inner = [r for r in c.results if r is not None and c.index > operation.index]
                 needed = [last[r] for r in inner if can_fuse[r] or is_alias(c)]
                 last[value] = max(last[value], *(needed or [chains.region[c.index]]))

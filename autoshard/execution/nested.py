@@ -41,8 +41,11 @@ class Nested:
         self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, number: int
     ) -> list[Placed]:
         """The results of equation `number`, which nests programs; a scan's and so on have no layouts yet."""
+        kind = kind_of(equation)
+        if kind is EquationKind.SCAN:
+            operands = self._scanned_whole(equation, operands, plan)
         numbers, values = nested_numbers(equation, number), [o.value for o in operands]
-        match kind_of(equation):
+        match kind:
             case EquationKind.CALL:
                 return self._call(equation, operands, plan, number + 1)
             case EquationKind.SCAN:
@@ -84,6 +87,18 @@ class Nested:
             params["prevent_cse"] = (bool(held),) * len(closed.consts) + kept
         results = equation.primitive.bind(*closed.consts, *values, **params)
         return list(map(self.placement.place, results, ends))
+
+    def _scanned_whole(
+        self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan
+    ) -> Sequence[Placed]:
+        """The operands of a scan. What it slices is gathered, if its slices lie as it does but for the sliced dimension:
+        XLA may gather all of it in each iteration."""
+        inside, found = dict(plan.body), list(operands)
+        for slot in range(sum(scan_counts(equation)), len(operands)):
+            lies = operands[slot].entries
+            if lies and lies[0] and lies[1:] == inside.get(slot):
+                found[slot] = self.placement.place(operands[slot].value, ((), *inside[slot]))
+        return found
 
     def _scan(
         self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, number: int

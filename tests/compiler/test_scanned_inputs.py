@@ -9,13 +9,15 @@ from autoshard.graph.layout import WHOLE
 @pytest.mark.parametrize(
     ("own", "read_as", "expected"),
     [
-        ((WHOLE, WHOLE), (1, WHOLE), (1, WHOLE)),
-        ((WHOLE, 0), (1, 1), (1, 0)),
-        ((0, WHOLE), (1, 1), (0, WHOLE)),
-        ((2, WHOLE), (1, WHOLE), (2, WHOLE)),
-        ((WHOLE, 1), (1, WHOLE), (WHOLE, 1)),
-        ((1, WHOLE), (WHOLE, WHOLE), (1, WHOLE)),
-        ((1, WHOLE), (1, 2), (1, 2)),
+        ((WHOLE, WHOLE), (2, WHOLE), (2, WHOLE)),
+        ((WHOLE, 1), (2, 2), (2, 1)),
+        ((1, WHOLE), (2, 2), (1, WHOLE)),
+        ((3, WHOLE), (2, WHOLE), (3, WHOLE)),
+        ((WHOLE, 2), (2, WHOLE), (WHOLE, 2)),
+        ((2, WHOLE), (WHOLE, WHOLE), (2, WHOLE)),
+        ((2, WHOLE), (2, 3), (2, 3)),
+        ((0, 2), (WHOLE, 2), (WHOLE, 2)),
+        ((0, WHOLE), (1, WHOLE), (0, WHOLE)),
     ],
     ids=[
         "a slice of it",
@@ -25,6 +27,8 @@ from autoshard.graph.layout import WHOLE
         "another axis splits the dimension",
         "what is gathered stays as it is",
         "one more dimension",
+        "what is split over the scanned dimension is gathered",
+        "what lies otherwise is left as it is",
     ],
 )
 def test_free_axes_split_what_the_loop_carries(own, read_as, expected):
