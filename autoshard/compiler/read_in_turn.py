@@ -3,7 +3,8 @@
 Built from the end, XLA:GPU's latency-hiding scheduler puts what only the update of the state needs last of all: the
 products that make weight gradients, the sums that make those of biases and of norms' scales, and their collectives. The
 activations of all layers and their gradients would wait for them. So whatever reads an operand of a product next waits
-until each device has made its part of the product, and a product after such a sum until its part of that is made. For
+until each device has made its part of the product, and a product after such a sum until its part of that is made. So do
+products behind a loss, which nothing but the program's result waits for: it would keep all that it sums. For
 the sums of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is
 reduced alone must be there before a later product (`HidingSpans.reduced_within`).
 """
@@ -12,6 +13,7 @@ import bisect
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.early_products import (
@@ -44,6 +46,9 @@ _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 
 _FEW = 64
 """A sum whose operand takes at least so many times more than its result sets that much memory free."""
+
+_LARGE_BYTES = 2**23
+"""From which size on, of all devices together, it matters how long what a loss sums is there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,10 +213,32 @@ class Turns:
         return tuple(found)
 
     def _sets_free(self, instruction: Instruction) -> bool:
-        """Whether the operand of a sum that no product needs takes much more than its result."""
+        """Whether the operand of a sum that no product needs takes much more than its result. One of all elements only
+        if products need what it is made of, as of a loss, and not of the norm of a gradient that is there last."""
         values, made = self.planned.graph.values, instruction.result()
         is_small = _FEW * values[made].size_bytes <= values[instruction.operand(0)].size_bytes
-        return bool(values[made].shape) and is_small and made not in self.awaited
+        if not is_small or made in self.awaited:
+            return False
+        if values[made].shape:
+            return True
+        is_large = values[instruction.operand(0)].size_bytes >= _LARGE_BYTES
+        return is_large and self._is_made_of_awaited(instruction.operand(0))
+
+    def _is_made_of_awaited(self, value: int) -> bool:
+        """Whether products need what a value is made of, element by element."""
+        values, makers = self.planned.graph.values, {r: i for i in self.order for r in i.results}
+        num_elements, ahead, seen = math.prod(values[value].shape), [value], set[int]()
+        while ahead:
+            value = ahead.pop()
+            maker = makers.get(value)
+            if maker is not None and value in self.awaited:
+                return True
+            if value in seen or maker is None or maker.operation is None or maker.operation.rule.is_heavy:
+                continue
+            seen.add(value)
+            large = (o for o in maker.operands if o is not None)
+            ahead += [o for o in large if math.prod(values[o].shape) == num_elements]
+        return False
 
     def _tie(
         self, before: Instruction, after: Instruction, opened: Mapping[int, tuple[int, ...]] | None = None

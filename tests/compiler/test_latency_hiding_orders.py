@@ -256,6 +256,28 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
         assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
 
 
+@pytest.mark.parametrize(
+    ("rows", "of_what", "waits"),
+    [(4096, "error", True), (64, "error", False), (4096, "update", False)],
+    ids=["loss", "small", "norm of what is there last"],
+)
+def test_a_loss_is_summed_before_the_next_product(rows, of_what, waits):
+    """What it sums would be kept for it, as nothing but the program's result waits for it; 8 MB of 4096 rows."""
+
+    def f(x, y, w):
+        error = x @ w - y
+        updated = jnp.sin(y)
+        loss = jnp.sum(jnp.square(error if of_what == "error" else updated))
+        return loss, (2 * error).T @ x, updated
+
+    equations, _ = found(f, [(rows, 512), (rows, 512), (512, 512)], {}, [ROWS, ROWS, WHOLE])
+    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((rows, 512), (rows, 512), (512, 512))]).graph
+    summed = next(o.equation for o in graph.operations if o.name == "reduce_sum")
+    last = [o.equation for o in graph.operations if o.name == "dot_general"][-1]
+    held = equations[summed].holds_back if summed in equations else ()
+    assert [summed + later for later, _ in held] == ([last] if waits else [])
+
+
 def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
     """The partial sum (8192, 961) takes 31.5 MB, too much to be reduced with others: three products hide it."""
 
