@@ -91,7 +91,7 @@ class Nested:
     def _scanned_whole(
         self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan
     ) -> Sequence[Placed]:
-        """The operands of a scan. What it slices is gathered, if its slices lie as it does but for the sliced dimension:
+        """The operands of a scan. What it slices is gathered where slices lie as it does but for the sliced dimension:
         XLA may gather all of it in each iteration."""
         inside, found = dict(plan.body), list(operands)
         for slot in range(sum(scan_counts(equation)), len(operands)):

@@ -130,7 +130,7 @@ def in_parts(w, x):
 
 def test_what_a_scan_slices_in_another_layout(formulated, mesh_of):
     """Each slice is moved by itself, 4 kB whole or 2 kB split. Of what is whole and read split, the loop is given a
-    piece of all of it, 8 kB."""
+    piece of all of it, 8 kB; of what is split over the four parts and read whole, all of it, 16 kB."""
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     f = formulated(in_parts, (f32(64, 64), f32(64, 64)), mesh_of(2))
     graph, first_group = f.program.graph, len(f.program.graph.arguments)
@@ -139,7 +139,7 @@ def test_what_a_scan_slices_in_another_layout(formulated, mesh_of):
     reads = lambda flow: flow.read is not None and slicing in f.program.groups[flow.target - first_group].operations
     copies = [u for u in f.buffers if u.kind is BufferKind.OPERAND_COPY and reads(f.flows[u.owner])]
     held = {(u.start, u.stop): {*u.size_bytes[u.size_bytes > 0].tolist()} for u in copies}
-    assert held == {(slicing, slicing + 1): {64 * 64, 32 * 64}, (loop.start, loop.stop): {4 * 32 * 64}}
+    assert held == {(slicing, slicing + 1): {64 * 64, 32 * 64}, (loop.start, loop.stop): {4 * 32 * 64, 4 * 64 * 64}}
 
 
 def read_again(x, w, u):
