@@ -27,7 +27,7 @@ class OrderKind(enum.Enum):
     COPIED_OUT = "copied to the host before a later product begins"
     COPIED_BACK = "copied back from the host when an earlier product could begin"
     MOVED = "made earlier or later than the program does"
-    MATERIALIZED = "stored for the products that read it"
+    MATERIALIZED = "stored before anything reads it"
     ROW_MAJOR = "kept row by row"
     TRANSPOSED = "made as its transposition wants it"
     IN_STAGES = "summed in two stages"
