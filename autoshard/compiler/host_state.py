@@ -166,14 +166,17 @@ def _in_turn(found: Sequence[_Found], analysis: ProgramAnalysis) -> tuple[StateU
 
 
 def _last_gradient(found: Sequence[_Found], analysis: ProgramAnalysis) -> tuple[int, int] | None:
-    """The last product, sum or the like of which an update is made, such as a gradient or the norm of all, before all
-    updates: its equation, and the operation behind it; None if there is none.
+    """The last product, sum or the like of which an update is made, such as a gradient, before all updates: its
+    equation, and the operation behind it; None if there is none. Where it is a sum, such as of the norm of all
+    gradients, the last number that is made of it and of which an update is made: when collectives hide, the compiler
+    makes each part of a norm as soon as its gradient is there, which of the layers' in the order of their names are
+    not the last.
     """
     chains = analysis.chains
     own = {o.index for update in found for o in update.operations}
     ahead = [v for update in found for o in update.operations for v in o.operands if v is not None]
     seen: set[int | None] = set(ahead)
-    made = set()
+    made, between = set[int](), set[int]()
     while ahead:
         operation = chains.producer[ahead.pop()]
         if operation is None or operation.index in own:
@@ -181,11 +184,26 @@ def _last_gradient(found: Sequence[_Found], analysis: ProgramAnalysis) -> tuple[
         if operation.rule.is_heavy or any(f.reduction is not None for f in operation.rule.factors):
             made.add(operation.index)
             continue
+        between.add(operation.index)
         ahead += [v for v in operation.operands if v is not None and v not in seen]
         seen.update(operation.operands)
     until = found[0].last.index
     last = max((o for o in made if o < until), default=None)
     if last is None:
         return None
+    last = _last_number(last, sorted(o for o in between if last < o < until), analysis)
     maker = next(i for i in analysis.entry if first_operation(i) <= last <= last_operation(i))
     return maker.equation, last_operation(maker) + 1
+
+
+def _last_number(index: int, later: Sequence[int], analysis: ProgramAnalysis) -> int:
+    """Which of the operations `later` makes a number of what operation `index` makes, the last of them; `index` if none
+    does."""
+    operations, values = analysis.graph.operations, analysis.graph.values
+    last, made = index, {r for r in operations[index].results if r is not None}
+    for operation in (operations[o] for o in later):
+        numbers = [r for r in operation.results if r is not None and not values[r].shape]
+        if numbers and not made.isdisjoint(operation.operands):
+            made.update(numbers)
+            last = operation.index
+    return last
