@@ -107,6 +107,27 @@ def test_updates_come_in_turn_and_at_most_two_are_on_the_device():
         assert sum(update.start <= t < update.stop for update in found) <= 2
 
 
+def test_the_first_update_waits_for_the_norm_of_all_gradients():
+    """Where gradients are clipped, not for the sum of squares that the program makes last; and what does not depend on
+    gradients, such as a decayed rate, is not waited for."""
+
+    def clipped_step(state, x):
+        loss = lambda w: jnp.mean(jnp.tanh(x @ w[0]) @ w[1])
+        gradients = jax.grad(loss)(state["w"])
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in gradients))
+        is_large, rate = norm > 1.0, 0.1 / jnp.sqrt(state["count"] + 1.0)
+        momenta = [0.9 * m + jnp.where(is_large, g / norm, g) for m, g in zip(state["m"], gradients, strict=True)]
+        weights = [w - rate * m for w, m in zip(state["w"], momenta, strict=True)]
+        return {"w": weights, "m": momenta, "count": state["count"] + 1}
+
+    args = {**STATE, "count": F32()}, F32(8, N)
+    jaxpr = jax.make_jaxpr(clipped_step)(*args)
+    _, found, _ = updates_of(clipped_step, args)
+    waited_for = jaxpr.eqns[found[0].after]
+    assert waited_for.primitive.name == "gt"
+    assert not waited_for.outvars[0].aval.shape
+
+
 def test_price_and_memory_by_hand(mesh_of, formulated):
     """On four devices in a row: sharded or whole, in and out once each, and on the device only in its turn."""
     f = formulated(momentum_step, ARGS, on_host(mesh_of(4)), donate=(0,), offload="state")
