@@ -10,8 +10,8 @@ PROGRAM = pathlib.Path(__file__).with_name("hosted_process.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3])
-def test_steps_over_rows_of_several_hosts_equal_those_over_whole_tables(count, tmp_path):
+def test_steps_over_rows_of_several_hosts_equal_those_over_whole_tables(tmp_path):
+    count = 3  # an odd number: with two, whatever is not one's own is the other's
     for processes in (count, 1):  # one alone reads back what the others have saved
         settings = [str(processes), str(free_port()), str(tmp_path)]
         run_together([[sys.executable, str(PROGRAM), str(number), *settings] for number in range(processes)])
