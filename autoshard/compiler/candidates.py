@@ -1,11 +1,10 @@
 """The ways to schedule one program on GPUs, of which the fastest that fits the memory is taken."""
 
 import enum
-import importlib.metadata
-import re
 
 from autoshard.compiler.options import JOINED_GATHERS, JOINED_REDUCTIONS, compiler_options
 from autoshard.compiler.schedule import Schedule
+from autoshard.compiler.versions import jax_version
 
 _OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 """How many collectives XLA:GPU's latency-hiding scheduler keeps in flight at once; 1 by default."""
@@ -170,9 +169,8 @@ def pipelined_collectives() -> dict[str, bool | str]:
 
     All are off by default, and among MaxText's flags for GPUs. Since jax 0.11.1 they have other names, and modes.
     """
-    version = tuple(map(int, re.findall(r"\d+", importlib.metadata.version("jax"))[:3]))
     collectives = ("all_gather", "reduce_scatter", "all_reduce")
-    if version >= (0, 11, 1):
+    if jax_version() >= (0, 11, 1):
         return {f"xla_gpu_pipeline_{one}": "COLLECTIVE_PIPELINING_MODE_ON" for one in collectives}
     return {f"xla_gpu_enable_pipelined_{one}": True for one in collectives}
 
