@@ -83,6 +83,7 @@ class Turns:
         self.planned, self.order, self.made_of = planned, order, _dependence(order)
         self.products = [at for at, instruction in enumerate(order) if has_product(instruction)]
         self.results, self.awaited = results, awaited
+        self._maker = {r: instruction for instruction in order for r in instruction.results}
 
     def operands(self) -> dict[int, tuple[int, ...]]:
         """For products, by equation, the operand slots whose later readers wait for each device's part of the product:
@@ -226,11 +227,11 @@ class Turns:
 
     def _is_made_of_awaited(self, value: int) -> bool:
         """Whether products need what a value is made of, element by element."""
-        values, makers = self.planned.graph.values, {r: i for i in self.order for r in i.results}
+        values = self.planned.graph.values
         num_elements, ahead, seen = math.prod(values[value].shape), [value], set[int]()
         while ahead:
             value = ahead.pop()
-            maker = makers.get(value)
+            maker = self._maker.get(value)
             if maker is not None and value in self.awaited:
                 return True
             if value in seen or maker is None or maker.operation is None or maker.operation.rule.is_heavy:
