@@ -27,13 +27,14 @@ def stored_parts(chains: DefUse, can_fuse: Sequence[int]) -> frozenset[int]:
     Args:
       chains: The graph. can_fuse: For each value, whether its readers can compute it.
     """
+    splits = [o for o in chains.graph.operations if _is_large_split(chains, o)]
+    if not splits:
+        return frozenset()
     last = _last_regions(chains, can_fuse)
     until: dict[int, int] = {}  # of each split whose parts may be stored, the last region in which one is needed
     apart = bytearray(can_fuse)
-    for operation in chains.graph.operations:
+    for operation in splits:
         parts = _parts(operation)
-        if len(parts) < 2 or chains.graph.values[operation.operand(0)].size_bytes < _LARGE_BYTES:
-            continue
         is_read_by_product = not all([can_fuse[r] for r in parts])
         first = chains.region[operation.index] if is_read_by_product else min(last[r] for r in parts)
         latest = max(last[r] for r in parts)
@@ -49,6 +50,12 @@ def stored_parts(chains: DefUse, can_fuse: Sequence[int]) -> frozenset[int]:
         if sum(chains.graph.values[v].size_bytes for v in gone) >= size_bytes:
             found.update(_parts(operation))
     return frozenset(found)
+
+
+def _is_large_split(chains: DefUse, operation: Operation) -> bool:
+    """Whether a large value is split into parts, two of which are read at least."""
+    size_bytes = lambda: chains.graph.values[operation.operand(0)].size_bytes
+    return len(_parts(operation)) > 1 and size_bytes() >= _LARGE_BYTES
 
 
 def _parts(operation: Operation) -> list[int]:
