@@ -23,12 +23,17 @@ _INT64_END = 2**63
 """What an int64 is less than."""
 
 
+_Moves = tuple[np.ndarray, np.ndarray]
+"""Numbers of distinct patterns [n], and for each move which of them it has [moves]."""
+
+
 class MovePrices:
     """Prices of moves on one mesh; patterns already seen are remembered."""
 
     def __init__(self, mesh: LogicalMesh) -> None:
         self.mesh = mesh
         self._prices = _Prices()
+        self._known: dict[tuple[tuple[int, ...], tuple[Layout, ...], tuple[Layout, ...]], _Moves] = {}
 
     def seconds(
         self,
@@ -49,6 +54,15 @@ class MovePrices:
         """
         if not sources or not targets:
             return np.zeros((len(sources), len(targets)))
+        numbers, which = self._moves(tuple(shape), tuple(sources), tuple(targets))
+        seconds = self._prices.seconds(numbers, size_bytes, joining)
+        return seconds[which].reshape(len(sources), len(targets))
+
+    def _moves(self, shape: tuple[int, ...], sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> _Moves:
+        """The distinct patterns of all moves, by number, and which of them each move has; sources major."""
+        known = self._known.get((shape, sources, targets))
+        if known is not None:
+            return known
         axes = len(self.mesh.shape)
         before = np.array(sources, np.int64).reshape(len(sources), axes)
         after = np.array(targets, np.int64).reshape(len(targets), axes)
@@ -56,8 +70,9 @@ class MovePrices:
         columns = np.tile(np.arange(len(targets)), len(sources))
         moves = np.concatenate([before[rows], after[columns]], axis=1)
         keys, inverse = _distinct(self._patterns(shape, moves))
-        seconds = self._prices.seconds(self._numbers(keys), size_bytes, joining)
-        return seconds[inverse].reshape(len(sources), len(targets))
+        found = self._numbers(keys), inverse.astype(np.int32)
+        self._known[shape, sources, targets] = found
+        return found
 
     def _patterns(self, shape: tuple[int, ...], moves: np.ndarray) -> np.ndarray:
         """What the price of each move depends on; int64 [n, 8 axes] from [n, 2 axes], the entries of both layouts.

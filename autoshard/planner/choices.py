@@ -135,11 +135,18 @@ def choice_table(
     product = None if in_pieces.decompose == "never" else product_of(shape)
     sums = SumPrices(mesh)
     rows: dict[tuple, _Row] = {}
+    computed: dict[tuple[int, ...], tuple[float, float]] = {}  # by how often each factor is split
     for assignment, exchanged, scatters in _ways(shape, sizes, lookups):
         reads = {dims: _layout(dims, assignment, exchanged, look_up) for dims in reading}
         local = {dims: _layout(dims, assignment, exchanged, look_up) for dims in writing}
         exchange = _exchange(shape, assignment, exchanged, sizes, lookups)
-        compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes, exchange)
+        splits = None if exchange is not None else _splits(shape, assignment, sizes)
+        if splits is None:
+            compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes, exchange)
+        else:
+            if splits not in computed:
+                computed[splits] = _compute(shape, assignment, reads, local, mesh, sizes, None)
+            compute_s, flops = computed[splits]
         for scatter in scatters:
             choice = Choice(assignment, scatter, exchanged)
             key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))
@@ -382,6 +389,15 @@ def _even_assignments(
             if f == WHOLE or room[f] % size == 0
         ]
     return (chosen for chosen, _ in left)
+
+
+def _splits(shape: GroupShape, assignment: Assignment, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """In how many parts each factor is split."""
+    splits = [1] * len(shape.factors)
+    for size, f in zip(sizes, assignment, strict=True):
+        if f != WHOLE:
+            splits[f] *= size
+    return tuple(splits)
 
 
 def _compute(
