@@ -304,10 +304,10 @@ def pose(
         options,
         restrict,
         started,
-        until_s(options, started),
         start,
         hardware=placed,
         asked=asked,
+        until_s=until_s(options, started),
     )
     if restrict is not None or solution is not None:
         further = ()

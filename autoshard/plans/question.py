@@ -38,7 +38,6 @@ class Question:
     Attributes:
       budget_bytes: Memory per device; +inf for no limit.
       pins, options: As for `plan`. restrict: Of a baseline. started: When planning began, by `time.perf_counter`.
-      until_s: When (`time.perf_counter`) the best plan so far is taken; +inf for no such time.
       start: Layouts to start from, as for `plan`.
       schedule: What the compiler is asked for.
       to_beat_s: A plan of at least this step is of no use; +inf if any is.
@@ -50,6 +49,7 @@ class Question:
       hardware: The slice whose devices are put in order; None to keep the order of each mesh.
       branches: Whether a problem is cut in two where one decision ties all others (`as_scheduled.py`). Of single layers
         nearly all are tied by one, and no plan found so was faster.
+      until_s: When (`time.perf_counter`) the best plan so far is taken; +inf for no such time.
     """
 
     traced: Trace
@@ -59,7 +59,6 @@ class Question:
     options: PlanOptions
     restrict: Restrict | None
     started: float
-    until_s: float = math.inf
     start: Mapping[str, PartitionSpec] | None = None
     schedule: Schedule = Schedule.LEAST_MEMORY
     to_beat_s: float = math.inf
@@ -67,6 +66,7 @@ class Question:
     hardware: Slice | None = None
     asked: Asked | None = None
     branches: bool = True
+    until_s: float = math.inf
     prices: PricesOfMeshes | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def budget_on(self, axes: Axes) -> float:

@@ -71,7 +71,7 @@ def test_a_second_ctrl_c_ends_at_once(endless):
 
 def test_a_stop_that_the_caller_requests(endless):
     stop = StopRequest()
-    ask = once_found(lambda: setattr(stop, "requested", True))
+    ask = once_found(lambda: setattr(stop, "is_asked", True))
     check(endless, solve(endless, SolverOptions(relative_gap=0.0, time_limit_s=600), on_progress=ask, stop=stop))
     nothing = solve(endless, SolverOptions(relative_gap=0.0), stop=StopRequest(True))
     assert nothing.choices is None and nothing.certificate.status is Status.UNKNOWN

@@ -79,7 +79,7 @@ def test_a_smaller_gap_or_more_time_searches_on_from_what_is_known(tmp_path):
 def test_what_the_user_stopped_is_searched_on(tmp_path):
     cache, problem = SolutionCache(tmp_path), generate.grid(0, 20, 6, 0.4)
     stop = StopRequest()
-    ask = lambda p: setattr(stop, "requested", p.objective < np.inf)
+    ask = lambda p: setattr(stop, "is_asked", p.objective < np.inf)
     first = solve_cached(problem, SolverOptions(relative_gap=0.0, time_limit_s=100), cache, on_progress=ask, stop=stop)
     assert first.certificate.status is Status.FEASIBLE
     second, told = phases(problem, cache, SolverOptions(relative_gap=0.0, time_limit_s=3))

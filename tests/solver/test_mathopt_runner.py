@@ -75,7 +75,7 @@ def test_an_overrun_is_killed_and_the_next_program_runs(always_apart):
 
 def test_a_request_to_stop_ends_a_program(always_apart):
     stop = StopRequest()
-    threading.Timer(0.5, lambda: setattr(stop, "requested", True)).start()
+    threading.Timer(0.5, lambda: setattr(stop, "is_asked", True)).start()
     with MathOptRunner(stop) as owner:
         assert owner.run(knapsacks(90, 60), HIGHS, limited(None), None).reason == "KILLED"
 
