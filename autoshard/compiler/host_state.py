@@ -3,8 +3,8 @@
 Optimizer moments are read by the update alone. One that lies in the memory of the host is copied to the device for its
 update, and the new one back. Left alone, XLA:GPU begins with all these copies when the step begins: what lies on the
 host would be on the device all the time. So updates come in turn, in the order of the program: a copy waits until the
-update before it is made, and the first one for the last gradient. At most the new state of one update, on its way out,
-and the state of the next one are on the device together.
+update before it is made, and the first one for the last gradient, or the norm of all. At most the new state of one
+update, on its way out, and the state of the next one are on the device together.
 
 The order does not depend on the mesh, nor on what lies where: updates whose state stays on the device take their turns
 as well, since what is copied waits for them.
@@ -167,10 +167,11 @@ def _in_turn(found: Sequence[_Found], analysis: ProgramAnalysis) -> tuple[StateU
 
 def _last_gradient(found: Sequence[_Found], analysis: ProgramAnalysis) -> tuple[int, int] | None:
     """The last product, sum or the like of which an update is made, such as a gradient, before all updates: its
-    equation, and the operation behind it; None if there is none. Where it is a sum, such as of the norm of all
-    gradients, the last number that is made of it and of which an update is made: when collectives hide, the compiler
-    makes each part of a norm as soon as its gradient is there, which of the layers' in the order of their names are
-    not the last.
+    equation, and the operation behind it; None if there is none.
+
+    Where numbers are made of it, such as the norm of all gradients of the sum of one's squares, it is the last of these
+    that an update needs. The program sums the squares in the order of the parameters' names, but XLA:GPU, when it hides
+    collectives, each as soon as its gradient is there: the sum that the program makes last may be one of the first.
     """
     chains = analysis.chains
     own = {o.index for update in found for o in update.operations}

@@ -9,8 +9,8 @@ def kernel_cache_options(path: str) -> dict[str, str | bool]:
 
     Kernels are known by what they compute, not by the device that they are compiled for. The file is read and written
     in place: one process, and one program at a time. The program is the same; most of a compilation goes into code for
-    kernels and its assembly. Before JAX 0.11 kernels must also be compiled apart from each other for that, which later
-    ones always are.
+    kernels and its assembly. Before JAX 0.11 kernels must also be compiled apart from each other for that; later ones
+    set the file alone, and XLA no longer knows the other option (tried with 0.12).
     """
     file: dict[str, str | bool] = {"xla_gpu_kernel_cache_file": path}
     return file if jax_version() >= (0, 11) else {**file, "xla_gpu_enable_llvm_module_compilation_parallelism": True}

@@ -2,6 +2,10 @@
 
 import dataclasses
 
+LARGE_BYTES = 2**23
+"""From which size on, of all devices together, it matters enough how long a value is there to order or store anything
+for it: a choice."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LiveRange:

@@ -4,9 +4,9 @@ Built from the end, XLA:GPU's latency-hiding scheduler puts what only the update
 products that make weight gradients, the sums that make those of biases and of norms' scales, and their collectives. The
 activations of all layers and their gradients would wait for them. So whatever reads an operand of a product next waits
 until each device has made its part of the product, and a product after such a sum until its part of that is made. So do
-products behind a loss, which nothing but the program's result waits for: it would keep all that it sums. For
-the sums of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is
-reduced alone must be there before a later product (`HidingSpans.reduced_within`).
+products behind a loss, which nothing but the program's result waits for: it would keep all that it sums. For the sums
+of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is reduced
+alone must be there before a later product (`HidingSpans.reduced_within`).
 """
 
 import bisect
@@ -25,6 +25,7 @@ from autoshard.compiler.early_products import (
     num_products,
 )
 from autoshard.compiler.hiding_spans import REDUCED_WITHIN, HidingSpans
+from autoshard.compiler.live_range import LARGE_BYTES
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
 from autoshard.compiler.transfer_times import TransferTimes
@@ -46,9 +47,6 @@ _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "transpose"})
 
 _FEW = 64
 """A sum whose operand takes at least so many times more than its result sets that much memory free."""
-
-_LARGE_BYTES = 2**23
-"""From which size on, of all devices together, it matters how long what a loss sums is there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -222,7 +220,7 @@ class Turns:
             return False
         if values[made].shape:
             return True
-        is_large = values[instruction.operand(0)].size_bytes >= _LARGE_BYTES
+        is_large = values[instruction.operand(0)].size_bytes >= LARGE_BYTES
         return is_large and self._is_made_of_awaited(instruction.operand(0))
 
     def _is_made_of_awaited(self, value: int) -> bool:
@@ -237,8 +235,7 @@ class Turns:
             if value in seen or maker is None or maker.operation is None or maker.operation.rule.is_heavy:
                 continue
             seen.add(value)
-            large = (o for o in maker.operands if o is not None)
-            ahead += [o for o in large if math.prod(values[o].shape) == num_elements]
+            ahead += [o for o in maker.operands if o is not None and math.prod(values[o].shape) == num_elements]
         return False
 
     def _tie(

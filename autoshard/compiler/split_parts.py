@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 from autoshard.compiler.aliasing import is_alias
 from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.live_range import LARGE_BYTES
 from autoshard.graph.graph import Operation, OperationKind
 
-_LARGE_BYTES = 2**23
-"""From which size on, of all devices together, it matters how long a value is there."""
-
 _NEAR = 4
-"""How many heavy kernels apart two readers may be for which nothing is stored."""
+"""How many heavy kernels apart two readers may be for which nothing is stored: a choice."""
 
 
 def stored_parts(chains: DefUse, can_fuse: Sequence[int]) -> frozenset[int]:
@@ -54,8 +52,7 @@ def stored_parts(chains: DefUse, can_fuse: Sequence[int]) -> frozenset[int]:
 
 def _is_large_split(chains: DefUse, operation: Operation) -> bool:
     """Whether a large value is split into parts, two of which are read at least."""
-    size_bytes = lambda: chains.graph.values[operation.operand(0)].size_bytes
-    return len(_parts(operation)) > 1 and size_bytes() >= _LARGE_BYTES
+    return len(_parts(operation)) > 1 and chains.graph.values[operation.operand(0)].size_bytes >= LARGE_BYTES
 
 
 def _parts(operation: Operation) -> list[int]:

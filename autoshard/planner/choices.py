@@ -135,18 +135,15 @@ def choice_table(
     product = None if in_pieces.decompose == "never" else product_of(shape)
     sums = SumPrices(mesh)
     rows: dict[tuple, _Row] = {}
-    computed: dict[tuple[int, ...], tuple[float, float]] = {}  # by how often each factor is split
+    computed: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[float, float]] = {}
     for assignment, exchanged, scatters in _ways(shape, sizes, lookups):
         reads = {dims: _layout(dims, assignment, exchanged, look_up) for dims in reading}
         local = {dims: _layout(dims, assignment, exchanged, look_up) for dims in writing}
         exchange = _exchange(shape, assignment, exchanged, sizes, lookups)
-        splits = None if exchange is not None else _splits(shape, assignment, sizes)
-        if splits is None:
-            compute_s, flops = _compute(shape, assignment, reads, local, mesh, sizes, exchange)
-        else:
-            if splits not in computed:
-                computed[splits] = _compute(shape, assignment, reads, local, mesh, sizes, None)
-            compute_s, flops = computed[splits]
+        alike = _splits(shape, assignment, sizes), exchanged  # whichever axes split the factors
+        if alike not in computed:
+            computed[alike] = _compute(shape, assignment, reads, local, mesh, sizes, exchange)
+        compute_s, flops = computed[alike]
         for scatter in scatters:
             choice = Choice(assignment, scatter, exchanged)
             key = (*reads.values(), *(_merge(layout, scatter) for layout in local.values()))

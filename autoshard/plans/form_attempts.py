@@ -289,7 +289,7 @@ class Tries:
             limit_s = min(question.options.mesh_limit_s, max(_LEAST_S, _SHARE_OF_TIME * until_now_s))
             limited = dataclasses.replace(question.options, mesh_limit_s=limit_s)
             question = dataclasses.replace(question, options=limited)
-        own = form.attempted(count, search(question, form.posed.meshes, None, self.stop))
+        own = form.attempted(count, search(question, form.posed.meshes, None, self.asked))
         self.all.append(own)
         if own.step_s < (math.inf if self.best is None else self.best.step_s):
             self.best = own
@@ -302,7 +302,7 @@ class Tries:
             return
         posed, schedule = own.posed, own.found.winner[0].schedule
         question = dataclasses.replace(posed.question, schedule=schedule, prices=None)  # of more axes, each asked once
-        found = gone_on(question, posed.meshes, own.found, posed.further, self.stop)
+        found = gone_on(question, posed.meshes, own.found, posed.further, self.asked)
         if found is not own.found:
             self.best = Form(own.variant, own.step, posed).attempted(own.count, found)
             self.all[self.all.index(own)] = self.best

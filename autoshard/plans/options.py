@@ -140,7 +140,7 @@ class PlanOptions:
                     f"PlanOptions.{name} is a share from 0 to 1; received {value!r:.60}. Write 0.05 for 5 %."
                 )
         limits = (
-            ("time_limit_s", self.time_limit_s or 0.0),
+            ("time_limit_s", 0.0 if self.time_limit_s is None else self.time_limit_s),
             ("mesh_limit_s", self.mesh_limit_s),
             ("least_memory_s", self.least_memory_s),
         )

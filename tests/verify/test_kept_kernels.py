@@ -1,6 +1,5 @@
 """Kernels of a program are compiled once, however it is scheduled; the program is the same."""
 
-import importlib.util
 import pathlib
 
 import jax
@@ -12,14 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from autoshard.compiler.candidates import Candidate, candidate_options
 from autoshard.compiler.kernel_cache import kernel_cache_options
-from autoshard.verify.devices import devices_for
+from autoshard.verify.devices import _is_installed, devices_for
 from autoshard.verify.gpus import COMPILER_OPTIONS, H100
 from autoshard.verify.kept_kernels import kernels_kept
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'",
+    not _is_installed("jax_plugins.xla_cuda13"), reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'"
 )
 def test_a_second_schedule_compiles_no_kernel_and_is_the_same_program():
     mesh = jax.sharding.Mesh(np.array(devices_for(H100, (("data", 8),), 8), dtype=object), ("data",))
