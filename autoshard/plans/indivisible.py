@@ -17,8 +17,9 @@ _LARGE_SIZE = 1024
 def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
     """Warnings of arguments with a dimension that the plan would want to split but cannot, one for each shape.
 
-    These are the long dimensions of large arguments, such as a vocabulary, and the leading one of those that are not
-    part of a state: the batch.
+    These are the long dimensions of large arguments, such as a vocabulary, and the batch, of what is no state:
+    its leading dimension of those that an operation which reads it can split. The steps that a scan runs over are none,
+    and padding them would make another program.
     """
     axes = {axis.name: axis.size for axis in mesh.axes if axis.size > 1}
     if not axes:
@@ -26,23 +27,40 @@ def indivisible(graph: Graph, mesh: LogicalMesh) -> tuple[str, ...]:
     successors = {o.successor_of for o in graph.outputs}
     total_bytes = sum(graph.values[a.value].size_bytes for a in graph.arguments)
     large_bytes = max(_LARGE_BYTES, _LARGE_SHARE * total_bytes)
+    splits = _dims_that_split(graph)
     alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for number, argument in enumerate(graph.arguments):
         value = graph.values[argument.value]
         stuck = [i for i, d in enumerate(value.shape) if d > 1 and all(d % size for size in axes.values())]
         is_kept = value.size_bytes >= large_bytes and len(stuck) == sum(d > 1 for d in value.shape)
         is_data = number not in successors
-        is_batch = is_data and 0 in stuck and value.shape[0] > min(axes.values())
-        if is_data and value.dtype.startswith(("int", "uint")) and 0 not in stuck and _divides_all(value.shape, axes):
+        leading = next((i for i in range(len(value.shape)) if (argument.value, i) in splits), None)
+        is_batch = is_data and leading in stuck and value.shape[leading] > min(axes.values())
+        is_of_ids = is_data and value.dtype.startswith(("int", "uint"))
+        if is_of_ids and leading not in stuck and _divides_all(value.shape, axes):
             continue  # tokens of which the examples split: their positions, often one more than are read, need not
         long = [
             i
             for i in stuck
-            if value.size_bytes >= large_bytes and (is_kept or value.shape[i] >= _LARGE_SIZE) or is_batch and i == 0
+            if (value.size_bytes >= large_bytes and (is_kept or value.shape[i] >= _LARGE_SIZE))
+            or (is_batch and i == leading)
         ]
         if long:
             alike.setdefault((value.shape, tuple(long)), []).append(number)
     return tuple(_warning(graph, axes, long, numbers) for (_, long), numbers in alike.items())
+
+
+def _dims_that_split(graph: Graph) -> set[tuple[int, int]]:
+    """(argument's value, dimension) for each that an operation which reads it could split, if its size were right."""
+    arguments = {a.value for a in graph.arguments}
+    return {
+        (value, i)
+        for operation in graph.operations
+        for value, dims in zip(operation.operands, operation.rule.operands, strict=True)
+        if value in arguments
+        for i, factors in enumerate(dims)
+        if factors
+    }
 
 
 def _divides_all(shape: Sequence[int], axes: Mapping[str, int]) -> bool:

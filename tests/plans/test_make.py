@@ -164,6 +164,22 @@ def test_positions_of_tokens_need_not_be_split_where_examples_are(kind, examples
     assert bool(autoshard.plan(fn, tokens, cluster=cluster, mesh=MESH).warnings) == is_told
 
 
+@pytest.mark.parametrize(
+    ("steps", "examples", "told"), [(3, 64, ()), (30, 64, ()), (30, 63, ("dimension 1 (size 63)",))]
+)
+def test_steps_of_a_scan_are_no_batch(steps, examples, told, cluster):
+    """Several updates in one call, each with a batch of its own: padding their number would be another program."""
+
+    def update(w, x):
+        value, gradient = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+        return w - 0.1 * gradient, value
+
+    shapes = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((steps, examples, 64), jnp.float32)
+    plan = autoshard.plan(lambda w, xs: jax.lax.scan(update, w, xs), *shapes, cluster=cluster, mesh=MESH)
+    assert len(plan.warnings) == len(told)
+    assert all(t in w and "`xs`" in w for t, w in zip(told, plan.warnings, strict=True))
+
+
 def test_the_next_step_of_a_warning_is_on_the_first_screen(cluster):
     state = {"embedding_of_the_vocabulary": jax.ShapeDtypeStruct((50257, 128), jnp.float32)}
     fn = lambda state: jax.tree.map(lambda w: w * 2, state)
