@@ -14,9 +14,9 @@ from autoshard.solver import SolverOptions, least_capacity
 from autoshard.solver.least_capacity import LeastCapacity
 
 _ADVICE = (
-    "Raise memory_budget_bytes, donate the state (donate_argnums), use more devices, a smaller batch, {hosts}"
-    "micro-batches or jax.checkpoint."
+    "Raise memory_budget_bytes, {donation}use more devices, a smaller batch, {hosts}micro-batches or jax.checkpoint."
 )
+_DONATION = "donate the state (donate_argnums), "
 _HOSTS = "host memory for optimizer state (PlanOptions.offload), "
 _TABLES = (
     " Or let embedding tables live in host memory: autoshard.plan decides that for a TrainStep on a cluster that "
@@ -41,6 +41,12 @@ def looks_up(question: Question) -> bool:
     return any(shape.is_sparse for shape in question.program.shapes)
 
 
+def _is_donated(question: Question) -> bool:
+    """Whether all arguments that the program returns a new version of are donated, if there are any."""
+    graph = question.traced.graph
+    return all(o.successor_of is None or graph.arguments[o.successor_of].donated for o in graph.outputs)
+
+
 def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables: bool | None = None) -> SolverError:
     """The error for a search over `meshes` that ended without a plan; for memory, with the least budget that would do.
 
@@ -52,9 +58,9 @@ def no_plan_error(question: Question, meshes: Sequence[LogicalMesh], has_tables:
     """
     budget_bytes, options = question.budget_bytes, question.options
     found = _least_memory(question, meshes)
-    advice = _ADVICE.format(hosts="" if is_offloading(options) else _HOSTS) + (
-        _TABLES if (looks_up(question) if has_tables is None else has_tables) else ""
-    )
+    advice = _ADVICE.format(
+        donation="" if _is_donated(question) else _DONATION, hosts="" if is_offloading(options) else _HOSTS
+    ) + (_TABLES if (looks_up(question) if has_tables is None else has_tables) else "")
     if budget_bytes < _FEWEST_BYTES:
         advice = f"memory_budget_bytes counts bytes: for {budget_bytes:g} GB, give {budget_bytes:g}e9."
     within, limit = f"within {options.mesh_limit_s:g} s a mesh", "mesh_limit_s"

@@ -180,6 +180,15 @@ def test_steps_of_a_scan_are_no_batch(steps, examples, told, cluster):
     assert all(t in w and "`xs`" in w for t, w in zip(told, plan.warnings, strict=True))
 
 
+@pytest.mark.parametrize(("donated", "returns_state"), [((0,), True), ((), True), ((), False)])
+def test_a_state_that_is_donated_is_not_told_to_be(donated, returns_state, cluster):
+    fn = lambda w, x: (w - (x @ w).mean(), None)[: 1 if returns_state else 0] or (x @ w).mean()
+    shapes = jax.ShapeDtypeStruct((512, 512), jnp.float32), jax.ShapeDtypeStruct((8, 512), jnp.float32)
+    with pytest.raises(MemoryBudgetError) as told:
+        autoshard.plan(fn, *shapes, cluster=cluster, mesh=MESH, donate_argnums=donated, memory_budget_bytes=1e4)
+    assert ("donate" in str(told.value)) == (returns_state and not donated)
+
+
 def test_the_next_step_of_a_warning_is_on_the_first_screen(cluster):
     state = {"embedding_of_the_vocabulary": jax.ShapeDtypeStruct((50257, 128), jnp.float32)}
     fn = lambda state: jax.tree.map(lambda w: w * 2, state)
