@@ -66,10 +66,10 @@ def least_capacity(
     (low, instant), (high, _) = peak_if(problem, np.min), peak_if(problem, np.max)
     if options.work_limit is None and options.time_limit_s <= 0:
         return LeastCapacity(low, np.inf, None, instant, _least_alive(problem, instant))
-    best = _frugal(problem)
+    began = time.perf_counter()
+    best = _start(problem, options, stop)
     if best is not None:
         high = evaluate(problem, best).peak_usage
-    began = time.perf_counter()
     for turn in range(ROUNDS):
         if stop.requested or best is not None and high - low <= options.wanted_gap * high:
             break
@@ -124,6 +124,18 @@ def exceeds(problem: Problem, options: SolverOptions, stop: StopRequest) -> bool
     return False if any(evaluate(problem, own[:-1]).peak_usage <= limit for own in some) else None
 
 
+def _start(problem: Problem, options: SolverOptions, stop: StopRequest) -> tuple[int, ...] | None:
+    """The better of two solutions that are soon found: what takes least node by node, whose edges may take any amount,
+    and what costs least where there is no capacity. None if there is neither.
+    """
+    frugal = _frugal(problem)
+    if stop.requested:
+        return frugal
+    cheapest = solve(dataclasses.replace(problem, capacity=None), _share(options, ROUNDS + 1, 0.0), stop=stop).choices
+    found = [choices for choices in (frugal, cheapest) if choices is not None]
+    return min(found, key=lambda choices: evaluate(problem, choices).peak_usage, default=None)
+
+
 def _frugal(problem: Problem) -> tuple[int, ...] | None:
     """The choices that take least, each node by itself; None if they are forbidden together."""
     taken = [np.zeros(len(node.costs)) for node in problem.nodes]
@@ -141,7 +153,7 @@ def _frugal(problem: Problem) -> tuple[int, ...] | None:
 def _share(options: SolverOptions, rounds: int, elapsed_s: float) -> SolverOptions:
     """The limits of one of the rounds that are left."""
     if options.work_limit is not None:
-        return dataclasses.replace(options, work_limit=options.work_limit / ROUNDS)
+        return dataclasses.replace(options, work_limit=options.work_limit / (ROUNDS + 1))
     return dataclasses.replace(options, time_limit_s=max((options.time_limit_s - elapsed_s) / rounds, 0.1))
 
 
