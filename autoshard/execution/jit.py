@@ -329,7 +329,18 @@ def _place(x: Any, sharding: NamedSharding) -> Any:
         return x
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim) and not _is_typed(x):
         return x
-    return jax.device_put(x, sharding)
+    return jax.device_put(np.asarray(x) if _is_cut_on_cpu(x, sharding) else x, sharding)
+
+
+def _is_cut_on_cpu(x: Any, sharding: NamedSharding) -> bool:
+    """Whether it is on one CPU device, and devices of this process get parts of it. Plans do not divide random keys.
+
+    NumPy cuts it where it lies. JAX would compile a program for it, one for each shape and layout.
+    """
+    if not isinstance(x, jax.Array) or len(x.sharding.device_set) != 1 or sharding.is_fully_replicated:
+        return False
+    (device,) = x.sharding.device_set
+    return device.platform == "cpu" and sharding.is_fully_addressable
 
 
 def _is_typed(x: jax.Array) -> bool:

@@ -5,6 +5,7 @@ import warnings
 
 import flax.linen as nn
 import jax
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -173,6 +174,24 @@ def test_donated_state_is_advanced_in_place(random_plan):
     assert first["w"].is_deleted() and not x.is_deleted()
     assert second["w"].sharding == step.in_shardings((second, x))[0]["w"]
     assert_same(step(second, x)[0], expected)
+
+
+def test_arrays_on_one_device_are_cut_without_a_program(random_plan):
+    """JAX would compile one for each shape and layout. The arrays stay as they were, though the state is donated."""
+    state, x = {"w": array(16, 8), "count": jnp.int32(0)}, array(8, 16, seed=1)
+    expected, before = jax.jit(update)(state, x), np.array(state["w"])
+    step = random_plan(update, (state, x), MESH, 5, (0,)).jit(update)
+    assert not step.in_shardings((state, x))[0]["w"].is_fully_replicated
+    compiled = []
+    listen = lambda event, *_, **__: compiled.append(event) if "backend_compile" in event else None
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        found = step(state, x)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == 1
+    assert_same(found, expected)
+    np.testing.assert_array_equal(state["w"], before)
 
 
 def averaged_update(w, average, x):
