@@ -55,6 +55,9 @@ os.environ["AUTOSHARD_CACHE"] = "off"  # what earlier runs solved must not decid
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a run that a shell put in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process of every test parses autoshard again: 1.3 s each
+
 jax.config.update("jax_num_cpu_devices", 8)
 
 gc.set_threshold(10_000, 10, 50)  # what JAX keeps is walked through in search of cycles: 6 % of the time by default
