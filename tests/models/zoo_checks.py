@@ -147,7 +147,7 @@ def deviations_of(step: Callable[..., Any], reference: Reference) -> dict[str, D
     than a thousandth of the largest one in all leaves of the same kind (parameters, first moments, and so on). Leaves
     that are not floats must be equal, and so must their paths, shapes and types.
     """
-    state = jax.tree.map(jnp.copy, reference.first)  # the planned function takes its buffers over
+    state = jax.device_put(reference.first, may_alias=False)  # the planned function takes its buffers over
     found = _trail(step, state, reference.batches)
     worst: dict[str, Deviation] = {}
     for after, expected in zip(found, reference.trail, strict=True):
