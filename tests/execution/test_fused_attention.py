@@ -102,7 +102,8 @@ def test_models_with_fused_attention_are_the_models(config):
     path = pathlib.Path(__file__).parents[2] / "configs" / f"{config}.yaml"
     losses = []
     for fused in ("false", "true"):
-        own = load_config(path, ["model.overrides.dtype=bfloat16", f"model.overrides.fused_attention={fused}"])
+        overrides = {"dtype": "bfloat16", "num_layers": 2, "fused_attention": fused}
+        own = load_config(path, [f"model.overrides.{name}={value}" for name, value in overrides.items()])
         functions = train_functions(own)
         state = functions.init(0)
         batch = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype), arguments(own, functions)[1])
