@@ -54,7 +54,7 @@ def enters_a_layer(lowered: jax.stages.Lowered) -> int:
 def test_steps_of_training(name, candidate, monkeypatch):
     """What is ordered for GPUs runs on CPUs alike, of a model whose copies are all small."""
     monkeypatch.setattr("autoshard.compiler.prefetches.LEAST_HELD_BYTES", 0)
-    config = preset("tiny", num_layers=3, remat=True, embed_dim=128, num_heads=4, context_length=64, vocab_size=64)
+    config = preset("tiny", num_layers=2, remat=True, embed_dim=128, num_heads=4, context_length=64, vocab_size=64)
     functions = train_step.build(config, optax.sgd(0.1, momentum=0.9))
     tokens = jax.random.randint(jax.random.key(1), (2, 8, 64), 0, 64)
     state, batch = functions.init(0), {"inputs": tokens[0], "targets": tokens[1]}
