@@ -47,6 +47,7 @@ from autoshard.solver.primal.schedule_run import run_beside
 from autoshard.solver.primal.schedule_search import anneal
 from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.dominance import row_differences, undominated
 
 _PATIENCE_S, _PAUSE_S = 180.0, 0.02
 """How long a process waits for another one that compiles, before it does so itself; and between two looks."""
@@ -120,6 +121,13 @@ _CORE = Stage(
         Kernel(unpeel, (_GRAPH, _FLOATS, _INTS, _INTS, _INTS)),
     ),
 )
+_DOMINANCE = Stage(
+    "dominance",
+    (
+        Kernel(undominated, (_FLOATS, float64[:, ::1], int64[:, ::1], _FLOATS, _FLOATS, _INTS, _INTS, _INTS)),
+        Kernel(row_differences, (float64[:, ::1],)),
+    ),
+)
 _MESSAGES = Stage(
     "messages",
     (
@@ -170,9 +178,9 @@ _SCHEDULES = Stage(
     "schedules",
     (Kernel(anneal, (*_ADDS, *_WINDOWS, float64, float64, _INTS, _INTS, _INTS, _FLOATS)),),
 )
-SHARES = ((_CORE, _PRICES), (_MESSAGES, _REPAIR, _EXPOSURE, _TREES, _SCHEDULES))
+SHARES = ((_CORE, _PRICES), (_DOMINANCE, _MESSAGES, _REPAIR, _EXPOSURE, _TREES, _SCHEDULES))
 """What each child compiles, in this order."""
-ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _MESSAGES), (_PRICES, _REPAIR), (_EXPOSURE, _TREES, _SCHEDULES)
+ALWAYS, WITHIN_CAPACITY, SELDOM = (_CORE, _DOMINANCE, _MESSAGES), (_PRICES, _REPAIR), (_EXPOSURE, _TREES, _SCHEDULES)
 """What every problem needs, what most need whose capacity may be exceeded, and what few need, or not at first."""
 
 

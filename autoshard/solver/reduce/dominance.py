@@ -8,15 +8,13 @@ A label is dominated by another that never costs more, whatever the neighbours d
 
 import numpy as np
 
-from autoshard.solver.reduce.network import Network
+from autoshard.solver.kernels import FAST, kernel
+from autoshard.solver.reduce.network import Factor, Network
 
 PAIRWISE_WORK = 20_000_000
 """Labels are compared pair by pair only while (labels^2 x factors) is at most this; else only those alike to others."""
 DOMINANCE_WORK = 60_000_000
 """Row differences of a table are compared only while (rows^2 x columns) is at most this."""
-
-AT_ONCE = 20_000
-"""So many entries of row differences are made at once."""
 
 
 def supported_labels(network: Network, node: int) -> np.ndarray:
@@ -55,53 +53,112 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
         amounts = [demand.amounts for demand in network.demands[node]]
         network.memo[memo] = _cheapest_of_alike(unary, columns, amounts)
         return network.memo[memo]
-    worse = unary[:, None] - unary[None, :]  # [y, x]: how much more y can cost than x
-    possible = np.ones((count, count), bool)
-    for demand in network.demands[node]:
-        possible &= demand.amounts[:, None] <= demand.amounts[None, :]
-    for factor, table, own, times in sides.values():
-        difference = _row_differences(network, table)
-        if difference is None:
-            possible &= own[:, None] == own[None, :]
-            continue
-        worse += times * _at(difference, own)
-        for demand in factor.demands:
-            amounts = demand.amounts if factor.i == node else demand.amounts.T
-            less = (amounts[:, None, :] <= amounts[None, :, :]).all(axis=2)
-            possible &= _at(less, own)
-    dominates = possible & (worse <= 0)
-    np.fill_diagonal(dominates, False)
-    keep = np.ones(count, bool)
-    for x in np.flatnonzero(dominates.any(axis=0))[::-1].tolist():  # of equals the first stays
-        if (dominates[:, x] & keep).any():
-            keep[x] = False
-    network.memo[memo] = keep
+    tables, places, columns = [], [], []
+    place = 0
+    for factor, table, _, _ in sides.values():
+        differences = _row_differences(network, factor, table, factor.i == node)
+        places.append(place)
+        columns.append(0 if differences is None else len(differences))
+        if differences is not None:
+            tables.append(differences.ravel())
+            place += differences.size
+    network.memo[memo] = undominated(
+        unary,
+        np.array([demand.amounts for demand in network.demands[node]], np.float64).reshape(-1, count),
+        np.array([own for _, _, own, _ in sides.values()], np.int64).reshape(-1, count),
+        np.array([times for *_, times in sides.values()], np.float64),
+        np.concatenate([*tables, np.zeros(0)]),
+        np.array(places, np.int64),
+        np.array(columns, np.int64),
+        np.argsort(unary, kind="stable"),
+    )
+    return network.memo[memo]
+
+
+@kernel()
+def undominated(
+    unary: np.ndarray,
+    amounts: np.ndarray,
+    rows: np.ndarray,
+    times: np.ndarray,
+    differences: np.ndarray,
+    places: np.ndarray,
+    columns: np.ndarray,
+    order: np.ndarray,
+) -> np.ndarray:
+    """bool [labels]: those of a node that no other dominates; of equals the first stays.
+
+    Args:
+      unary: [labels] costs. amounts: [usages, labels] of capacity.
+      rows: [factors, labels] the row of each label. times: [factors] how often each counts.
+      differences: Of rows, of all factors; `places`: [factors] where those of each begin. columns: [factors] how many
+        rows each has; 0 where rows are not compared, and only labels with the same one are.
+      order: The labels as they are tried, the cheapest first.
+    """
+    labels = len(unary)
+    keep = np.ones(labels, np.bool_)
+    for x in range(labels - 1, -1, -1):
+        for y in order:
+            if y == x or not keep[y]:
+                continue
+            is_less = True
+            for usage in range(len(amounts)):
+                if amounts[usage, y] > amounts[usage, x]:
+                    is_less = False
+                    break
+            if not is_less:
+                continue
+            worse = unary[y] - unary[x]
+            for factor in range(len(times)):
+                own, other = rows[factor, x], rows[factor, y]
+                if columns[factor]:
+                    worse += times[factor] * differences[places[factor] + other * columns[factor] + own]
+                elif own != other:
+                    worse = np.inf
+                if worse == np.inf:
+                    break
+            if worse <= 0.0:
+                keep[x] = False
+                break
     return keep
 
 
-def _at(square: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """[y, x]: the entry of a matrix over rows of a table for each pair of labels, which have the rows `own`."""
-    return square.take(own, axis=0).take(own, axis=1)
-
-
-def _row_differences(network: Network, table: np.ndarray) -> np.ndarray | None:
-    """[a, a']: max over columns of table[a] - table[a'] where table[a'] is finite; None if too much work."""
-    memo = ("differences", id(table))
+def _row_differences(network: Network, factor: Factor, table: np.ndarray, is_source: bool) -> np.ndarray | None:
+    """[a, a']: max over columns of table[a] - table[a'] where table[a'] is finite, inf where row a takes more of the
+    capacity in some column; None if too much work. `is_source`: Whether the rows are of the factor's first node."""
+    memo = ("differences", id(table), is_source, *(id(demand.amounts) for demand in factor.demands))
     if memo not in network.memo:
         rows, columns = table.shape
-        if rows * rows * columns > DOMINANCE_WORK:
-            network.memo[memo] = None
-        else:
-            result = np.empty((rows, rows))
-            finite = np.isfinite(table)
-            safe = table if finite.all() else np.where(finite, table, 0.0)
-            several = max(AT_ONCE // table.size, 1)
-            for first in range(0, rows, several):
-                own = slice(first, first + several)
-                more = table[own, None, :] - safe
-                result[own] = (more if safe is table else np.where(finite, more, -np.inf)).max(axis=2)
-            network.memo[memo] = result
+        result = None
+        if rows * rows * columns <= DOMINANCE_WORK:
+            result = row_differences(np.ascontiguousarray(table))
+            for demand in factor.demands:
+                amounts = demand.amounts if is_source else demand.amounts.T
+                result[(amounts[:, None, :] > amounts[None, :, :]).any(axis=2)] = np.inf
+        network.memo[memo] = result
     return network.memo[memo]
+
+
+@kernel(FAST)
+def row_differences(table: np.ndarray) -> np.ndarray:
+    """[a, a']: max over columns of table[a] - table[a'] where table[a'] is finite; -inf where none is."""
+    rows, columns = table.shape
+    found = np.empty((rows, rows))
+    for other in range(rows):
+        finite = np.flatnonzero(np.isfinite(table[other]))
+        if len(finite) == columns:
+            for row in range(rows):
+                most = -np.inf
+                for column in range(columns):
+                    most = max(most, table[row, column] - table[other, column])
+                found[row, other] = most
+        else:
+            for row in range(rows):
+                most = -np.inf
+                for column in finite:
+                    most = max(most, table[row, column] - table[other, column])
+                found[row, other] = most
+    return found
 
 
 def _cheapest_of_alike(unary: np.ndarray, classes: list[np.ndarray], amounts: list[np.ndarray]) -> np.ndarray:
