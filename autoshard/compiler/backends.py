@@ -4,7 +4,7 @@ Their laws were read off XLA:GPU's programs; what is said of no backend alone is
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from autoshard.compiler.made_first import made_first
 from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.pace import Pace
-from autoshard.compiler.partial_sums import partial_sums
+from autoshard.compiler.partial_sums import partial_sums, until_added
 from autoshard.compiler.protocol import Compiler
 from autoshard.compiler.queued_gathers import queued
 from autoshard.compiler.schedule import Schedule
@@ -110,11 +110,13 @@ class XlaCpu:
         solved: SolvedProgram,
         uses: Sequence[BufferUse],
         sizes_bytes: np.ndarray,
-        times: TransferTimes | None = None,
+        times: TransferTimes | None,
+        added: Mapping[int, int],
     ) -> LiveBuffers:
         """See `Compiler`."""
         first, hides = made_first(solved, self.ordering), self.hides_collectives and self.hides_sums
         spans, sizes_bytes = shortened(solved, uses, sizes_bytes, first, hides)
+        spans = until_added(uses, spans, added)
         if times is not None and self.hides_sums:
             spans = queued(solved, uses, spans, times)
         return live_buffers(uses, spans, sizes_bytes)

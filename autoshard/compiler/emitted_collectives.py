@@ -28,24 +28,26 @@ class EmittedCollectives:
     Attributes:
       sums: The collectives of each group. trips: How often each group's run.
       moves: The collectives of each move.
+      added: For the groups whose sums are added before they are reduced together, the last operation that adds them.
     """
 
     sums: tuple[Sequence[Collective], ...]
     trips: tuple[float, ...]
     moves: tuple[Sequence[Collective], ...]
+    added: Mapping[int, int]
 
 
 def requested(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the solver counts them."""
     trips = tuple([g.trips for g in c.analysis.groups])
-    return EmittedCollectives(c.sums, trips, tuple([move.collectives for move in c.moves]))
+    return EmittedCollectives(c.sums, trips, tuple([move.collectives for move in c.moves]), {})
 
 
 def emitted(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the compiler makes them."""
     uses, resharded = _uses(c), c.resharded()
     merged = _gathered_last(c, uses)
-    served, total_of = _added_first(c, uses, merged.operations)
+    served, total_of, added = _added_first(c, uses, merged.operations)
     slicing = collections.defaultdict(list)
     for move in c.moves:
         slicing[move.value].append(move.target)
@@ -61,7 +63,7 @@ def emitted(c: SolvedProgram) -> EmittedCollectives:
         steps.append(own)
         trips.append(loops.trips(group, own))
     moves = [m.collectives[:-1] if n in merged.moves else m.collectives for n, m in enumerate(c.moves)]
-    return EmittedCollectives(tuple(steps), tuple(trips), tuple(moves))
+    return EmittedCollectives(tuple(steps), tuple(trips), tuple(moves), added)
 
 
 def _uses(c: SolvedProgram) -> collections.Counter[int | None]:
@@ -121,9 +123,10 @@ def _gathered_last(c: SolvedProgram, uses: Mapping[int | None, int]) -> _Merged:
 
 def _added_first(
     c: SolvedProgram, uses: Mapping[int | None, int], gathered_last: Set[int]
-) -> tuple[frozenset[int], dict[int, int]]:
+) -> tuple[frozenset[int], dict[int, int], dict[int, int]]:
     """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
-    serves both; and for the sum of each group that does serve, the total that is reduced.
+    serves both; for the sum of each group that does serve, the total that is reduced; and for all of these groups, the
+    last operation that adds them.
 
     `gathered_last`: The operations whose operands are gathered alike behind them.
 
@@ -139,6 +142,7 @@ def _added_first(
             reduced[value] = group.index, value, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
     served: set[int] = set()
     total_of: dict[int, int] = {}
+    added: dict[int, int] = {}
     for operation in graph.operations:
         is_addition = operation.name in SUMS
         if not is_addition and operation.name not in ("reshape", "squeeze", "reduce_sum"):
@@ -158,12 +162,13 @@ def _added_first(
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:
                 served.update(group for group, _, _ in others)
+                added.update(dict.fromkeys((last, *(group for group, _, _ in others)), operation.index))
                 if not is_late:
                     total_of[value] = result
             is_same = is_same and not is_late
         if is_same and uses[result] == 1:
             reduced.setdefault(result, (last, value, how))
-    return frozenset(served), total_of
+    return frozenset(served), total_of, added
 
 
 def _last_of(c: SolvedProgram, value: int, reshaped: Mapping[int | None, int | None]) -> int:

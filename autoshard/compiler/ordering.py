@@ -233,6 +233,8 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
+    for turn in turns.handed_over():
+        holding[turn.before].add(turn.slot)
     moved_with_room = dict(moved)
     with_room = _followers(turns, turns.reduced(spans, opened=prefetches.opened, has_room=True), moved_with_room)
     follows = _followers(turns, turns.reduced(spans, times, prefetches.opened), moved)

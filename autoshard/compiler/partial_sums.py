@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -85,3 +85,22 @@ def _waiting(operations: Sequence[Operation], group: Group, until: int) -> Itera
         elif index + 1 < until or index != group.operations[-1]:
             waiting[result] = index + 1  # the sum is made in the place of a term
     yield from ((start, max(until, group.operations[-1] + 1)) for start in waiting.values())
+
+
+def until_added(uses: Sequence[BufferUse], spans: np.ndarray, added: Mapping[int, int]) -> np.ndarray:
+    """The spans of all buffers, where partial sums that are added before they are reduced together are there until
+    then.
+
+    Args:
+      uses: The buffers. spans: int64 [n, 2], when they are there.
+      added: For groups whose sums are added first, the last operation that does, as of `EmittedCollectives`.
+    """
+    last: dict[int, int] = {}  # of each group, the buffer that is there last
+    for k, use in enumerate(uses):
+        if use.kind is BufferKind.PARTIAL_SUM and use.owner in added:
+            before = last.setdefault(use.owner, k)
+            last[use.owner] = k if spans[k, 1] > spans[before, 1] else before
+    spans = spans.copy()
+    for group, k in last.items():
+        spans[k, 1] = max(spans[k, 1], added[group] + 1)
+    return spans

@@ -5,7 +5,7 @@ with all layouts known. It is told of graph, groups, values and layouts, and nev
 whatever the mesh and the device is found once (`analysis.py`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -95,11 +95,13 @@ class Compiler(Protocol):
         solved: SolvedProgram,
         uses: Sequence[BufferUse],
         sizes_bytes: np.ndarray,
-        times: TransferTimes | None = None,
+        times: TransferTimes | None,
+        added: Mapping[int, int],
     ) -> LiveBuffers:
         """What is alive when: the buffers `uses`, which take `sizes_bytes` as counted, as long as they are needed.
 
         `times`: When what hides is sent by the plan's own schedule; None where nothing does.
+        `added`: As of `EmittedCollectives`.
         """
         ...
 

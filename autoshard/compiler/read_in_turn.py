@@ -24,7 +24,7 @@ from autoshard.compiler.early_products import (
     is_summed_alone,
     num_products,
 )
-from autoshard.compiler.hiding_spans import REDUCED_WITHIN, HidingSpans
+from autoshard.compiler.hiding_spans import QUEUED_WITHIN, REDUCED_WITHIN, HidingSpans
 from autoshard.compiler.live_range import LARGE_BYTES
 from autoshard.compiler.planned_graph import PlannedGraph
 from autoshard.compiler.primitives import PRODUCTS
@@ -114,6 +114,17 @@ class Turns:
                     found += [dataclasses.replace(tie, along=along) for tie in ties]
         return found
 
+    def handed_over(self) -> list[Turn]:
+        """The results that the computation hands on only when its last product is made: those of before that are not
+        made of it, such as the gradient of what a decoder's layers all attend to. What reads them would begin else,
+        all that a layer of an encoder recomputes, before the computation's own activations are gone."""
+        if not self.products:
+            return []
+        last = self.products[-1]
+        before = {r for at in range(last) if not self.made_of[at] >> last & 1 for r in self.order[at].results}
+        slots = [k for k, r in enumerate(self.results) if r is not None and r in before and r in self.awaited]
+        return [Turn(self.order[last].equation, None, slot) for slot in slots]
+
     def reduced(
         self,
         spans: HidingSpans,
@@ -156,11 +167,12 @@ class Turns:
             passed = list(itertools.accumulate(num_products(self.order[at]) for at in self.products))
             found: list[int | None] = []
             for own, product in zip(passed, map(self.order.__getitem__, self.products), strict=True):
-                if not self._is_reduced_alone(product, has_room):
+                if not self._is_reduced_alone(product, in_own_time=True):
                     found.append(None)
                     continue
                 left = max(passed[-1] - own, REDUCED_WITHIN)  # behind its computation nobody waits for it
-                within = min(spans.reduced_within(product.leaf.index), left)
+                is_late = not has_room and not is_summed_alone(self.planned, product)
+                within = min(QUEUED_WITHIN if is_late else spans.reduced_within(product.leaf.index), left)
                 if has_room and is_all_reduced(self.planned, product):
                     within = max(within, ALL_REDUCED_WITHIN)
                 found.append(self._product(bisect.bisect_left(passed, own + within)))

@@ -338,7 +338,8 @@ class Evaluation:
         moves = zip(self.solved.moves, self.emitted.moves, strict=True)
         spared = {n for n, (move, left) in enumerate(moves) if len(left) < len(move.collectives)}
         times = transfer_times(f, self.times) if f.compiler.hides_collectives else None
-        return f.compiler.live_buffers(self.solved, f.buffers, counted_bytes(f, self.picks, spared), times)
+        sizes_bytes = counted_bytes(f, self.picks, spared)
+        return f.compiler.live_buffers(self.solved, f.buffers, sizes_bytes, times, self.emitted.added)
 
     @functools.cached_property
     def reserved_bytes(self) -> float:
