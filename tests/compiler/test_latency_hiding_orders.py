@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from planned import planned
 
+from autoshard.compiler.hiding_spans import QUEUED_WITHIN
 from autoshard.compiler.ordering import OrderingRules, orderings
 from autoshard.compiler.orders import OrderKind, orders
 from autoshard.compiler.read_in_turn import awaited_values
@@ -256,6 +257,21 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
         assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(is_read):
+    """Of two products the first makes a result by itself. What reads that would not wait for the second otherwise."""
+
+    def f(x, y):
+        first, last = jax.checkpoint(lambda x, y: (x @ y, jnp.sin(x) @ y))(x, y)
+        return first @ y if is_read else first, last @ y
+
+    graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 4), (4, 4))]).graph
+    first, last = [o.equation for o in graph.operations if o.name == "dot_general"][:2]
+    equations = orderings(graph, {}, [ROWS, WHOLE], {"data": 4}, HIDING)(None).equations
+    assert {n: e.holds_results for n, e in equations.items() if e.holds_results} == ({last: (0,)} if is_read else {})
+    assert first < last
+
+
 @pytest.mark.parametrize(
     ("rows", "of_what", "waits"),
     [(4096, "error", True), (64, "error", False), (4096, "update", False)],
@@ -295,13 +311,13 @@ def test_a_large_sum_is_reduced_before_the_fourth_product_after_it():
     assert OrderKind.REDUCED_BEFORE in {o.kind for o in told}
 
 
-def before_products(form=lambda of_weight: of_weight):
-    """A function whose first equation makes a gradient, which `form` is applied to, before 14 products without it."""
+def before_products(form=lambda of_weight: of_weight, num_products=14):
+    """A function whose first equation makes a gradient, which `form` is applied to, before products without it."""
 
     def f(weight, x, gradient, a, b):
         of_weight = form(jax.lax.dot_general(x, gradient, (((0,), (0,)), ((), ()))))
         y = gradient @ a
-        for _ in range(13):
+        for _ in range(num_products - 1):
             y = y @ b
         return of_weight, jnp.sin(y), weight
 
@@ -327,16 +343,18 @@ def test_a_sum_over_one_axis_and_then_over_another_has_more_products_to_hide_beh
     ("scatters", "rows", "is_alone"),
     [((("data", 0),), 2**11, True), ((("data", 0),), 2**10, False), ((), 2**11, True), ((), 2**10, False)],
 )
-def test_where_there_is_memory_to_spare_all_sums_that_are_joined_with_none_are_made_in_turn(scatters, rows, is_alone):
-    """The partial sum (rows, 1024) takes 8 or 4 MiB, with which memory would have it joined: scattered over four
-    devices it leaves 2 MiB or 1, joined up to 1; all-reduced it is joined up to 4, and given more time."""
+def test_all_sums_that_are_joined_with_none_are_made_in_turn(scatters, rows, is_alone):
+    """The partial sum (rows, 1024) takes 8 or 4 MiB: scattered over four devices it leaves 2 MiB or 1, joined up to 1;
+    all-reduced it is joined up to 4. It is there as late as is predicted, 24 products later, and sooner where there is
+    memory to spare; all-reduced it is given more time."""
 
     result = ROWS if scatters else WHOLE
     summed = EquationPlan(operands=((0, (ROWS,)), (1, (ROWS,))), results=((0, result),), scatters=scatters)
     shapes = [(rows, 1024), (64, rows), (64, 1024), (1024, 8), (8, 8)]
-    graph = trace(before_products(), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
+    graph = trace(before_products(num_products=30), [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]).graph
     equations = orderings(graph, {0: summed}, [ROWS] * 5, {"data": 4}, HIDING)(None).equations
-    assert not any(e.follows for e in equations.values()), "what memory is predicted for"
+    bounded = {n: e.follows for n, e in equations.items() if e.follows}
+    assert bounded == ({QUEUED_WITHIN: ((QUEUED_WITHIN, 0),)} if is_alone else {})
     within = 4 if scatters else 12
     freed = {n: e.gathered_freely.follows for n, e in equations.items() if e.follows_with_room}
     assert freed == ({within: ((within, 0),)} if is_alone else {})
