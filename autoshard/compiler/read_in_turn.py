@@ -6,7 +6,8 @@ activations of all layers and their gradients would wait for them. So whatever r
 until each device has made its part of the product, and a product after such a sum until its part of that is made. So do
 products behind a loss, which nothing but the program's result waits for: it would keep all that it sums. For the sums
 of these parts nobody waits, they are reduced behind the next products: only one that is so large that it is reduced
-alone must be there before a later product (`HidingSpans.reduced_within`).
+alone must be there before a later product (`HidingSpans.reduced_within`), and one that is joined with none as late as
+memory is predicted for (`QUEUED_WITHIN`). And what a checkpointed layer hands on waits for its last product.
 """
 
 import bisect
@@ -27,7 +28,7 @@ from autoshard.compiler.early_products import (
 from autoshard.compiler.hiding_spans import QUEUED_WITHIN, REDUCED_WITHIN, HidingSpans
 from autoshard.compiler.live_range import LARGE_BYTES
 from autoshard.compiler.planned_graph import PlannedGraph
-from autoshard.compiler.primitives import PRODUCTS
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.graph.computations import Computation, Instruction, first_operation
 from autoshard.graph.graph import Graph
@@ -115,15 +116,26 @@ class Turns:
         return found
 
     def handed_over(self) -> list[Turn]:
-        """The results that the computation hands on only when its last product is made: those of before that are not
-        made of it, such as the gradient of what a decoder's layers all attend to. What reads them would begin else,
-        all that a layer of an encoder recomputes, before the computation's own activations are gone."""
+        """The results that the computation hands on to products only when its own last one is made: those that are not
+        made of it, such as the gradient of what all layers of a decoder attend to. What reads them, such as all that a
+        layer of an encoder recomputes, would begin else before the activations of this computation are gone. But sums
+        over devices: XLA adds those of several layers before it reduces them, unless anything is tied to one."""
         if not self.products:
             return []
         last = self.products[-1]
         before = {r for at in range(last) if not self.made_of[at] >> last & 1 for r in self.order[at].results}
-        slots = [k for k, r in enumerate(self.results) if r is not None and r in before and r in self.awaited]
+        held = [k for k, r in enumerate(self.results) if r is not None and r in before and r in self.awaited]
+        slots = [k for k in held if not self._is_summed(self.results[k])]
         return [Turn(self.order[last].equation, None, slot) for slot in slots]
+
+    def _is_summed(self, value: int | None) -> bool:
+        """Whether a value is a sum of parts that devices make, or made by adding such."""
+        maker = self._maker.get(value)
+        if maker is None or maker.operation is None:
+            return False
+        if maker.name == "dot_general":
+            return is_partial(self.planned, maker)
+        return maker.name in SUMS | _SAME_ELEMENTS and any(map(self._is_summed, maker.operands))
 
     def reduced(
         self,

@@ -14,7 +14,7 @@ from autoshard.graph.equation_plan import EquationPlan, evaluation_order
 from autoshard.graph.layout import SpecEntries
 from autoshard.trace.trace import trace
 
-ROWS, WHOLE = (("data",), ()), ((), ())
+ROWS, COLUMNS, WHOLE = (("data",), ()), ((), ("data",)), ((), ())
 HIDING = OrderingRules(schedule=Schedule.LATENCY_HIDING)
 
 
@@ -257,9 +257,12 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
         assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
 
 
-@pytest.mark.parametrize("is_read", [False, True])
-def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(is_read):
-    """Of two products the first makes a result by itself. What reads that would not wait for the second otherwise."""
+@pytest.mark.parametrize(
+    ("is_read", "is_summed", "waits"), [(False, False, False), (True, False, True), (True, True, False)]
+)
+def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(is_read, is_summed, waits):
+    """Of two products the first makes a result by itself. What reads that would not wait for the second otherwise. A
+    sum over devices does not wait, as XLA adds others to it first."""
 
     def f(x, y):
         first, last = jax.checkpoint(lambda x, y: (x @ y, jnp.sin(x) @ y))(x, y)
@@ -267,9 +270,11 @@ def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(is_read):
 
     graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 4), (4, 4))]).graph
     first, last = [o.equation for o in graph.operations if o.name == "dot_general"][:2]
-    equations = orderings(graph, {}, [ROWS, WHOLE], {"data": 4}, HIDING)(None).equations
-    assert {n: e.holds_results for n, e in equations.items() if e.holds_results} == ({last: (0,)} if is_read else {})
+    summed = EquationPlan(operands=((0, (COLUMNS,)), (1, (ROWS,))), results=((0, WHOLE),))
+    plans = {first: summed} if is_summed else {}
+    equations = orderings(graph, plans, [WHOLE, WHOLE], {"data": 4}, HIDING)(None).equations
     assert first < last
+    assert {n: e.holds_results for n, e in equations.items() if e.holds_results} == ({last: (0,)} if waits else {})
 
 
 @pytest.mark.parametrize(
