@@ -69,7 +69,7 @@ class ExportError(AutoshardError):
 
 
 class MissingExtraError(AutoshardError):
-    """An optional library is needed that is not installed."""
+    """An optional library is needed that is not installed, or a later version of one that is."""
 
 
 class VerificationError(AutoshardError):

@@ -15,6 +15,8 @@ import pytest
 from whole_files import WholeFiles
 
 from autoshard.cluster import AxisLevel, DeviceType, Link, LogicalMesh, MeshAxis
+from autoshard.compiler.versions import jax_version
+from autoshard.execution.placement import HOST_MEMORY_SINCE
 from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.program import prepare
 from autoshard.trace.trace import trace
@@ -61,6 +63,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process of every t
 jax.config.update("jax_num_cpu_devices", 8)
 
 gc.set_threshold(10_000, 10, 50)  # what JAX keeps is walked through in search of cycles: 6 % of the time by default
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what this JAX cannot compile (`autoshard.execution.placement.refuse_host_memory`)."""
+    if item.get_closest_marker("host_memory") and jax_version() < HOST_MEMORY_SINCE:
+        pytest.skip("this JAX compiles no program for several devices with values in the memory of the host")
+
 
 DEVICE = DeviceType(
     "test",

@@ -19,7 +19,7 @@ from autoshard.execution.absent_hosts import told_of_hosts
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.candidates import Choosing, Compile, CompiledCandidate, compile_candidates
 from autoshard.execution.donated import given_again, refuse_deleted
-from autoshard.execution.placement import sharding_of
+from autoshard.execution.placement import refuse_host_memory, sharding_of
 from autoshard.execution.taken_options import options_on
 from autoshard.execution.trial import Trial, trial_of
 from autoshard.graph.equation_plan import EquationPlan
@@ -179,6 +179,8 @@ class PlannedFunction:
         traced = self._check(args)
         ins = jax.tree_util.tree_unflatten(traced.in_tree, self._shardings)
         in_host, outputs_in_host = self._interface.in_host, self._interface.outputs_in_host
+        if in_host or outputs_in_host or any(plan.copies_out for _, plan in self._interface.shardings):
+            refuse_host_memory(self.mesh)
         outputs = enumerate(self._interface.output_entries)
         outs = jax.tree_util.tree_unflatten(
             traced.out_tree, [sharding_of(self.mesh, e, n in outputs_in_host) for n, e in outputs]

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from autoshard.compiler.versions import jax_version
+from autoshard.errors import MissingExtraError
 from autoshard.execution.row_major import shards_row_major
 from autoshard.graph.layout import SpecEntries, is_slice
 
@@ -22,6 +24,27 @@ def partition_spec(entries: SpecEntries) -> PartitionSpec:
 
 HOST_MEMORY = "pinned_host"
 """What JAX calls the memory of the host from which devices copy by themselves."""
+
+HOST_MEMORY_SINCE = 0, 10, 2
+"""The JAX from which on programs over several devices may have values there."""
+
+
+def refuse_host_memory(mesh: Mesh) -> None:
+    """Refuses a program with anything in the memory of the host that this JAX cannot compile for several devices.
+
+    JAX 0.10.1 says of each result of such a program in which memory it lies, and not how devices split it; XLA's
+    partitioner refuses that ("Side-effect HLO must have sharding").
+
+    Raises:
+      MissingExtraError: This is such a JAX; says what to do.
+    """
+    if mesh.size > 1 and jax_version() < HOST_MEMORY_SINCE:
+        needed, found = (".".join(map(str, version)) for version in (HOST_MEMORY_SINCE, jax_version()))
+        raise MissingExtraError(
+            f"a plan with state or activations in the memory of the host needs JAX {needed} or later on several "
+            f"devices; this is {found}, and XLA refuses what it makes of such a program. Install a later JAX, or plan "
+            'with PlanOptions(offload="never")'
+        )
 
 
 def sharding_of(mesh: Mesh, entries: SpecEntries, in_host: bool) -> NamedSharding:

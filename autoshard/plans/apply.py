@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from autoshard.errors import PlanMismatchError
 from autoshard.execution.jit import PlannedFunction
-from autoshard.execution.placement import sharding_of
+from autoshard.execution.placement import refuse_host_memory, sharding_of
 from autoshard.plans.program_plan import PlannedTensor, ProgramPlan
 from autoshard.trace.flatten import TraceOptions
 from autoshard.trace.trace import Trace, argument_paths, trace
@@ -158,8 +158,11 @@ def create_argument(
 
     Raises:
       PlanMismatchError: It has other leaves than the plan's argument.
+      MissingExtraError: The plan has some of it in the memory of the host, for which this JAX is too old.
     """
     tensors = _positional(plan, argument)
+    if any(t.in_host for t in tensors):
+        refuse_host_memory(mesh)
     what = f"`{getattr(init_fn, '__name__', 'init_fn')}` must return"
     tree = _structure(jax.eval_shape(init_fn, *args), tensors, what)
     shardings = [sharding_of(mesh, t.entries, t.in_host) for t in tensors]

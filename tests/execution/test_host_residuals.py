@@ -17,6 +17,8 @@ from autoshard.plans.make import Origin, plan_of_choices
 from autoshard.solver.problem import Certificate, Status
 from autoshard.trace.trace import trace
 
+pytestmark = pytest.mark.host_memory
+
 HOST = Host(8, 10**12, "test", to_device=Link(1e-6, 1e9, 0, "test"))
 WIDTH, LAYERS, BATCH = 256, 6, 1024  # activations of 1 MiB; in fewer layers some forms have none to offload
 

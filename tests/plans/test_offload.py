@@ -111,6 +111,7 @@ def names_in_host(plan) -> set[str]:
     return {a.name for a in plan.arguments if a.in_host}
 
 
+@pytest.mark.host_memory
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -202,6 +203,7 @@ def test_shardings_tell_the_memory(tight):
     assert told == names_in_host(tight)
 
 
+@pytest.mark.host_memory
 def test_files_keep_it(tight, tmp_path):
     tight.save(tmp_path / "plan.json")
     assert autoshard.Plan.load(tmp_path / "plan.json") == autoshard.Plan.load(tmp_path / "plan.json")
@@ -211,6 +213,7 @@ def test_files_keep_it(tight, tmp_path):
     assert "pinned_host" in {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)}
 
 
+@pytest.mark.host_memory
 def test_checkpoints_restore_into_host_memory(tight, tmp_path):
     run = tight.jit(STEP)
     state, _ = run(init(), {"x": np.ones((BATCH, WIDTH), np.float32)})
@@ -225,6 +228,7 @@ def test_checkpoints_restore_into_host_memory(tight, tmp_path):
         np.testing.assert_array_equal(numbers(one), numbers(other))
 
 
+@pytest.mark.host_memory
 def test_other_plans_know_it(tight, cluster_of, tmp_path):
     """Reports, differences and verification of such a plan."""
     plain = planned(cluster_of())

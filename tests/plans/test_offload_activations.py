@@ -84,6 +84,7 @@ def test_what_fits_stays_on_the_devices(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.host_memory
 def test_three_steps_are_those_of_the_plain_step(tight):
     assert tight.estimate.residual_copies
     params = params_of(jax.random.key(0))
