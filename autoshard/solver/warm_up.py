@@ -47,6 +47,7 @@ from autoshard.solver.primal.schedule_run import run_beside
 from autoshard.solver.primal.schedule_search import anneal
 from autoshard.solver.primal.tree_moves import improve_trees
 from autoshard.solver.problem import Problem
+from autoshard.solver.reduce.capacity import surviving
 from autoshard.solver.reduce.dominance import row_differences, undominated
 
 _PATIENCE_S, _PAUSE_S = 180.0, 0.02
@@ -144,6 +145,7 @@ _PRICES = Stage(
         Kernel(price_tables, (_GRAPH, _FLOATS, _FLOATS)),
         Kernel(factor_minima, (_GRAPH, _FLOATS, _FLOATS)),
         Kernel(label_slack, (_GRAPH, _FLOATS, _FLOATS, _FLOATS)),
+        Kernel(surviving, (int64[:, ::1], _FLOATS, _INTS)),
     ),
 )
 _REPAIR = Stage(

@@ -133,12 +133,12 @@ def _unsurpassed(
     counts = np.cumsum(steps, axis=0)[kept]
     order = np.lexsort((capacity[kept], -counts.sum(axis=1)))  # a dominating instant comes before what it dominates
     result = keep.copy()
-    result[kept] = _survivors(counts, capacity[kept], order)
+    result[kept] = surviving(counts, capacity[kept], order)
     return result
 
 
 @kernel()
-def _survivors(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> np.ndarray:
+def surviving(counts: np.ndarray, capacity: np.ndarray, order: np.ndarray) -> np.ndarray:
     """bool [instants]: those that no earlier survivor of `order` outnumbers in every kind with no more capacity."""
     survives = np.zeros(len(order), np.bool_)
     survivors = np.empty(len(order), np.int64)
