@@ -160,15 +160,17 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
     handed_on = awaited_values(planned.graph, by_products=False)
     spans = HidingSpans(planned.graph, pace=rules.pace)
 
-    def visit(computation: Computation, results: Sequence[int | None], is_checkpoint: bool = False) -> None:
+    def visit(
+        computation: Computation, results: Sequence[int | None], is_checkpoint: bool = False, is_part: bool = False
+    ) -> None:
         if rules.fuses_products:
-            _hold_gathers(planned, computation, is_checkpoint, awaited, found, times)
+            _hold_gathers(planned, computation, is_checkpoint or is_part, awaited, found, times)
         else:
-            _order_hiding(planned, computation, results, awaited, found, spans, times)
+            _order_hiding(planned, computation, results, is_checkpoint, awaited, found, spans, times)
         for instruction in computation:
             for nested in instruction.nested:
                 handed = [r if r in handed_on else None for r in instruction.results]
-                visit(nested, handed, is_checkpoint or instruction.is_checkpoint)
+                visit(nested, handed, instruction.is_checkpoint, is_checkpoint or is_part)
 
     visit(planned.entry, ())
     return found
@@ -209,12 +211,17 @@ def _order_hiding(
     planned: PlannedGraph,
     computation: Computation,
     results: Sequence[int | None],
+    is_checkpoint: bool,
     awaited: Set[int | None],
     found: Mapping[int, dict[str, Any]],
     spans: HidingSpans,
     times: TransferTimes | None,
 ) -> None:
-    """Adds to `found` what is ordered of a computation; `results` and `awaited` as in `Turns`."""
+    """Adds to `found` what is ordered of a computation; `results` and `awaited` as in `Turns`.
+
+    `is_checkpoint`: Whether it is a checkpointed function; what others hand on may be kept for the backward pass, which
+    would be stored beside what it is made of if anything were tied to it.
+    """
     if not computation:
         return
     held: dict[int, set[tuple[int, int]]] = collections.defaultdict(set)
@@ -233,7 +240,7 @@ def _order_hiding(
         else:
             held[turn.before].add((turn.after - turn.before, turn.slot))
         found[turn.before]["operands"] = _read_as(planned, by_number[turn.before])
-    for turn in turns.handed_over():
+    for turn in turns.handed_over() if is_checkpoint else ():
         holding[turn.before].add(turn.slot)
     moved_with_room = dict(moved)
     with_room = _followers(turns, turns.reduced(spans, opened=prefetches.opened, has_room=True), moved_with_room)

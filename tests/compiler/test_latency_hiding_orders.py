@@ -258,14 +258,20 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
 
 
 @pytest.mark.parametrize(
-    ("is_read", "is_summed", "waits"), [(False, False, False), (True, False, True), (True, True, False)]
+    ("nest", "is_read", "is_summed", "waits"),
+    [
+        (jax.checkpoint, False, False, False),
+        (jax.checkpoint, True, False, True),
+        (jax.checkpoint, True, True, False),
+        (jax.jit, True, False, False),
+    ],
 )
-def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(is_read, is_summed, waits):
+def test_what_a_layer_hands_on_to_products_waits_for_its_last_product(nest, is_read, is_summed, waits):
     """Of two products the first makes a result by itself. What reads that would not wait for the second otherwise. A
-    sum over devices does not wait, as XLA adds others to it first."""
+    sum over devices does not wait, as XLA adds others to it first, nor what may be kept for the backward pass."""
 
     def f(x, y):
-        first, last = jax.checkpoint(lambda x, y: (x @ y, jnp.sin(x) @ y))(x, y)
+        first, last = nest(lambda x, y: (x @ y, jnp.sin(x) @ y))(x, y)
         return first @ y if is_read else first, last @ y
 
     graph = trace(f, [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 4), (4, 4))]).graph
