@@ -146,7 +146,7 @@ def row_differences(table: np.ndarray) -> np.ndarray:
     found = np.empty((rows, rows))
     for other in range(rows):
         finite = np.flatnonzero(np.isfinite(table[other]))
-        if len(finite) == columns:
+        if len(finite) == columns:  # mostly: without indices the loop is vectorised
             for row in range(rows):
                 most = -np.inf
                 for column in range(columns):
