@@ -47,7 +47,7 @@ def emitted(c: SolvedProgram) -> EmittedCollectives:
     """The collectives as the compiler makes them."""
     uses, resharded = _uses(c), c.resharded()
     merged = _gathered_last(c, uses)
-    served, total_of, added = _added_first(c, uses, merged.operations)
+    added = _added_first(c, uses, merged.operations)
     slicing = collections.defaultdict(list)
     for move in c.moves:
         slicing[move.value].append(move.target)
@@ -57,13 +57,13 @@ def emitted(c: SolvedProgram) -> EmittedCollectives:
     loops = _Loops(c, uses, resharded)
     steps, trips = [], []
     for group, own in zip(c.analysis.groups, c.sums, strict=True):
-        own = () if group.index in served else own
+        own = () if group.index in added.served else own
         if own and (value := _sum_of(group)) is not None:
-            own = _sliced_at_once(c, _last_of(c, total_of.get(value, value), reshaped), own, slicing)
+            own = _sliced_at_once(c, _last_of(c, added.total_of.get(value, value), reshaped), own, slicing)
         steps.append(own)
         trips.append(loops.trips(group, own))
     moves = [m.collectives[:-1] if n in merged.moves else m.collectives for n, m in enumerate(c.moves)]
-    return EmittedCollectives(tuple(steps), tuple(trips), tuple(moves), added)
+    return EmittedCollectives(tuple(steps), tuple(trips), tuple(moves), added.by)
 
 
 def _uses(c: SolvedProgram) -> collections.Counter[int | None]:
@@ -121,12 +121,23 @@ def _gathered_last(c: SolvedProgram, uses: Mapping[int | None, int]) -> _Merged:
     return _Merged(spared, merged)
 
 
-def _added_first(
-    c: SolvedProgram, uses: Mapping[int | None, int], gathered_last: Set[int]
-) -> tuple[frozenset[int], dict[int, int], dict[int, int]]:
-    """The groups whose sums are added to another sum before both are reduced together, so that the other's collective
-    serves both; for the sum of each group that does serve, the total that is reduced; and for all of these groups, the
-    last operation that adds them.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Added:
+    """Sums of groups that are added before they are reduced together.
+
+    Attributes:
+      served: The groups whose sums are added to another's, whose collective serves both.
+      total_of: For the sum of each group whose collective does, the total that is reduced.
+      by: For all of these groups, the last operation that adds them.
+    """
+
+    served: Set[int]
+    total_of: Mapping[int, int]
+    by: Mapping[int, int]
+
+
+def _added_first(c: SolvedProgram, uses: Mapping[int | None, int], gathered_last: Set[int]) -> _Added:
+    """The sums that are added before they are reduced.
 
     `gathered_last`: The operations whose operands are gathered alike behind them.
 
@@ -142,7 +153,7 @@ def _added_first(
             reduced[value] = group.index, value, (group.trips, *((s.kind, s.axes, s.buffer_bytes) for s in steps))
     served: set[int] = set()
     total_of: dict[int, int] = {}
-    added: dict[int, int] = {}
+    by: dict[int, int] = {}
     for operation in graph.operations:
         is_addition = operation.name in SUMS
         if not is_addition and operation.name not in ("reshape", "squeeze", "reduce_sum"):
@@ -162,13 +173,13 @@ def _added_first(
             is_same = len(layouts) == 1 and all(other == how and group != last for group, _, other in others)
             if is_same:
                 served.update(group for group, _, _ in others)
-                added.update(dict.fromkeys((last, *(group for group, _, _ in others)), operation.index))
+                by.update(dict.fromkeys((last, *(group for group, _, _ in others)), operation.index))
                 if not is_late:
                     total_of[value] = result
             is_same = is_same and not is_late
         if is_same and uses[result] == 1:
             reduced.setdefault(result, (last, value, how))
-    return frozenset(served), total_of, added
+    return _Added(served, total_of, by)
 
 
 def _last_of(c: SolvedProgram, value: int, reshaped: Mapping[int | None, int | None]) -> int:

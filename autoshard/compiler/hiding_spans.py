@@ -31,7 +31,9 @@ and cost 1000 in OpenXLA, xla/service/gpu/gpu_latency_hiding_scheduler.cc."""
 QUEUED_WITHIN = 24
 """How many products after one its sum is reduced, if nothing waits for it. One collective is in flight at a time, and
 XLA:GPU's scheduler, built from the end, begins each as late as it may: GPT and an encoder-decoder under ZeRO-3 have
-most reduced 0 to 24 products later, few up to 34 (`benchmarks/verify_matrix.py`, 8 and 16 H100)."""
+most reduced 0 to 24 products later, few up to 34 (`benchmarks/verify_matrix.py`, 8 and 16 H100). Where gathers keep the
+link busy it was up to 60 (an encoder-decoder): so the product that comes so much later waits for a sum that is joined
+with none, in the orders that bound memory (`read_in_turn.py`)."""
 
 REDUCED_IN = 2.0
 """In what time after its product a sum must be there that is reduced alone, as a multiple of its own: one collective is

@@ -163,6 +163,7 @@ def _hiding(planned: PlannedGraph, rules: OrderingRules, times: TransferTimes | 
     def visit(
         computation: Computation, results: Sequence[int | None], is_checkpoint: bool = False, is_part: bool = False
     ) -> None:
+        """`is_checkpoint`: Whether it is a checkpointed function. `is_part`: Whether it is a part of one."""
         if rules.fuses_products:
             _hold_gathers(planned, computation, is_checkpoint or is_part, awaited, found, times)
         else:

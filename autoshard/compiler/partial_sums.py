@@ -95,6 +95,8 @@ def until_added(uses: Sequence[BufferUse], spans: np.ndarray, added: Mapping[int
       uses: The buffers. spans: int64 [n, 2], when they are there.
       added: For groups whose sums are added first, the last operation that does, as of `EmittedCollectives`.
     """
+    if not added:  # as in most programs
+        return spans
     last: dict[int, int] = {}  # of each group, the buffer that is there last
     for k, use in enumerate(uses):
         if use.kind is BufferKind.PARTIAL_SUM and use.owner in added:

@@ -53,12 +53,12 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
         amounts = [demand.amounts for demand in network.demands[node]]
         network.memo[memo] = _cheapest_of_alike(unary, columns, amounts)
         return network.memo[memo]
-    tables, places, columns = [], [], []
+    tables, places, num_rows = [], [], []
     place = 0
     for factor, table, _, _ in sides.values():
         differences = _row_differences(network, factor, table, factor.i == node)
         places.append(place)
-        columns.append(0 if differences is None else len(differences))
+        num_rows.append(0 if differences is None else len(differences))
         if differences is not None:
             tables.append(differences.ravel())
             place += differences.size
@@ -69,7 +69,7 @@ def undominated_labels(network: Network, node: int) -> np.ndarray:
         np.array([times for *_, times in sides.values()], np.float64),
         np.concatenate([*tables, np.zeros(0)]),
         np.array(places, np.int64),
-        np.array(columns, np.int64),
+        np.array(num_rows, np.int64),
         np.argsort(unary, kind="stable"),
     )
     return network.memo[memo]
@@ -83,7 +83,7 @@ def undominated(
     times: np.ndarray,
     differences: np.ndarray,
     places: np.ndarray,
-    columns: np.ndarray,
+    num_rows: np.ndarray,
     order: np.ndarray,
 ) -> np.ndarray:
     """bool [labels]: those of a node that no other dominates; of equals the first stays.
@@ -91,8 +91,8 @@ def undominated(
     Args:
       unary: [labels] costs. amounts: [usages, labels] of capacity.
       rows: [factors, labels] the row of each label. times: [factors] how often each counts.
-      differences: Of rows, of all factors; `places`: [factors] where those of each begin. columns: [factors] how many
-        rows each has; 0 where rows are not compared, and only labels with the same one are.
+      differences: Of rows, of all factors; `places`: [factors] where those of each begin. num_rows: [factors] of
+        each; 0 where rows are not compared, and only labels with the same one are.
       order: The labels as they are tried, the cheapest first.
     """
     labels = len(unary)
@@ -101,18 +101,18 @@ def undominated(
         for y in order:
             if y == x or not keep[y]:
                 continue
-            is_less = True
+            takes_more = False
             for usage in range(len(amounts)):
                 if amounts[usage, y] > amounts[usage, x]:
-                    is_less = False
+                    takes_more = True
                     break
-            if not is_less:
+            if takes_more:
                 continue
             worse = unary[y] - unary[x]
             for factor in range(len(times)):
                 own, other = rows[factor, x], rows[factor, y]
-                if columns[factor]:
-                    worse += times[factor] * differences[places[factor] + other * columns[factor] + own]
+                if num_rows[factor]:
+                    worse += times[factor] * differences[places[factor] + other * num_rows[factor] + own]
                 elif own != other:
                     worse = np.inf
                 if worse == np.inf:
