@@ -17,6 +17,7 @@ from autoshard.planner.build import Formulation, branched
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.step_times import StepTimes
 from autoshard.planner.ties import settle_ties
+from autoshard.plans.known_plan import Made
 from autoshard.plans.master_problem import MasterProblem, Mixture, tying_decision
 from autoshard.plans.pricing import ROUNDS, Priced, Series, Timed, priced
 from autoshard.solver.options import ROUNDING
@@ -56,6 +57,12 @@ class Scheduled:
     weights: StretchWeights | None
     prices: Mapping[int, float] = dataclasses.field(default_factory=dict)
     is_left: bool = False
+
+    def others(self, count: int, most_s: float) -> list[Made]:
+        """So many other plans at most, whose steps take `most_s` at most, that a compiler may schedule better."""
+        if self.plans is None:
+            return []
+        return [_settled(self.plans, self.formulation, made) for made in self.plans.promising(count, most_s)]
 
 
 @collection_paused()
@@ -143,16 +150,20 @@ def _solved(
         best, least = _branch_and_bound(root, best, relative_gap, series)
     if least is not root:
         best = _improved(least, master, best, relative_gap, limit_bytes)
-    choices, step_s = best.choices, best.step_s
-    settled = settle_ties(best.formulation, choices)
-    settled_s = step_s if settled == choices else master.step_s(settled)
-    if settled_s <= step_s * (1 + ROUNDING):  # what costs the same at prices need not take the same time
-        choices, step_s = settled, min(settled_s, step_s)
-    certificate = as_scheduled(least.bound, step_s, relative_gap)
+    made = _settled(master, best.formulation, Made(best.choices, best.step_s))
+    certificate = as_scheduled(least.bound, made.step_s, relative_gap)
     # with more memory another branch may be the one that bounds least
     certificate = dataclasses.replace(certificate, capacity_price=root.bound.capacity_price)
-    solution, weights = Solution(choices, certificate), least.formulation.overlap.weights
+    solution, weights = Solution(made.choices, certificate), least.formulation.overlap.weights
     return Scheduled(best.formulation, solution, master, weights, least.prices)
+
+
+def _settled(master: MasterProblem, formulation: Formulation, plan: Made) -> Made:
+    """A plan with ties between layouts of arguments settled, where its step is no longer so: what costs the same at
+    prices need not take the same time."""
+    settled = settle_ties(formulation, plan.choices)
+    settled_s = plan.step_s if settled == plan.choices else master.step_s(settled)
+    return Made(settled, min(settled_s, plan.step_s)) if settled_s <= plan.step_s * (1 + ROUNDING) else plan
 
 
 def _enough_s(certificate: Certificate, relative_gap: float) -> float:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from autoshard.cluster import Cluster
 from autoshard.interrupts import StopRequest
 from autoshard.planner.mesh_prices import PricesOfMeshes
+from autoshard.plans.effort import Effort
 from autoshard.plans.form_bounds import FormBounds
 from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found, open_bounds_s
 from autoshard.plans.gaps import are_within
@@ -142,6 +143,7 @@ class Task:
     request: Request
     started: float
     prices: PricesOfMeshes = dataclasses.field(default_factory=PricesOfMeshes)
+    effort: Effort = dataclasses.field(default_factory=Effort)
 
     def parts(self, count: int | None) -> tuple[int, ...] | None:
         """The micro-batches of the batch, equal in size."""
@@ -193,7 +195,8 @@ class Task:
             donate_argnums=self.donate_argnums,
             **self.request,
         )
-        posed = dataclasses.replace(posed, question=dataclasses.replace(posed.question, prices=self.prices))
+        question = dataclasses.replace(posed.question, prices=self.prices, effort=self.effort)
+        posed = dataclasses.replace(posed, question=question)
         return Form(variant, step, posed).to_beat(best)
 
 

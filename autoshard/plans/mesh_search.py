@@ -23,13 +23,13 @@ from autoshard.plans.as_scheduled import (
     solved_with_less,
     with_ties_settled,
 )
-from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, scheduled_s
+from autoshard.plans.found import LEFT, NO_MEMORY, NOT_FASTER, NOT_TRIED, Found, most_cost_s, scheduled_s
 from autoshard.plans.gaps import tighter_bytes, with_gaps
 from autoshard.plans.master_problem import Mixture
 from autoshard.plans.pricing import Timed
 from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of, axes_text, report
-from autoshard.plans.scheduled_choice import MOST_OTHERS, most_cost_s
+from autoshard.plans.scheduled_choice import MOST_OTHERS, best_scheduled
 from autoshard.plans.starts import choices_of_joined_axes, same_choices, starting_choices
 from autoshard.solver.cached import solve_cached
 from autoshard.solver.driver import solve
@@ -92,7 +92,8 @@ def search_meshes(
         own = search_mesh(question, mesh, own_stop, limit_s, best, weights, stage, is_alone, solution, after, is_left)
         candidates += own.candidates
         warned.append(own.warnings)
-        best = own if own.is_better(best) else best
+        least_s = min(own.least_s, best.least_s)
+        best = dataclasses.replace(own if own.is_better(best) else best, least_s=least_s)
     warnings = warned[-1] if warned and all(warned) else ()
     return dataclasses.replace(best, candidates=tuple(candidates), warnings=warnings)
 
@@ -123,10 +124,9 @@ def search_mesh(
     options = question.options
     cache = default_cache() if options.cache else None
     axes = axes_of(mesh)
-    # a mesh that could win by less than the wanted gap is not worth its time
     cutoff = question.to_beat_s
     if before.fits:
-        cutoff = min(cutoff, before.cost_s * (1 - options.relative_gap))
+        cutoff = min(cutoff, before.to_beat_s(options.relative_gap))
     tell = _Teller(question, stage, axes_text(axes), cutoff)
     tell.begin()
     formulation = question.formulation(mesh, weights=weights)
@@ -178,13 +178,15 @@ def search_mesh(
     if scheduled is not None and scheduled.is_left:
         candidate = MeshCandidate(axes, certificate.objective, certificate.bound, LEFT, str(mesh))
         best = whole(formulation), found
-        return Found(best, (candidate,), warnings, None, scheduled.weights, scheduled.prices)
+        return Found(
+            best, (candidate,), warnings, None, scheduled.weights, scheduled.prices, least_s=certificate.objective
+        )
     if found.choices is None or before.fits and certificate.objective >= before.step_s:
         step_s = None if found.choices is None else certificate.objective
         verdict = _verdict(found, cutoff)
         candidate = MeshCandidate(axes, step_s, max(certificate.bound, 0.0), verdict, str(mesh))
         return Found(None, (candidate,), warnings)
-    again, others = None, ()
+    again = None
     if scheduled is not None:
         gap = AGAIN_MORE * max(options.relative_gap, min(certificate.gap, AGAIN_GAP))
         again_in = _Series(limits.part(AGAIN_SHARE), solve_one)
@@ -192,14 +194,16 @@ def search_mesh(
     found, fits, evaluation = with_gaps(formulation, found, options.relative_gap, again)
     evaluation = evaluation or evaluate(formulation, found.chosen)
     certificate = found.certificate
-    if scheduled is not None and scheduled.plans is not None:
-        others = scheduled.plans.promising(MOST_OTHERS, most_cost_s(certificate.objective))
     step_s, verdict = scheduled_s(found, evaluation), _verdict(found, cutoff)
     candidate = MeshCandidate(axes, step_s, max(certificate.bound, 0.0), verdict, str(mesh))
     weights = formulation.overlap.weights if scheduled is None else scheduled.weights
     prices = {} if scheduled is None else scheduled.prices
     best = whole(formulation), found
-    return Found(best, (candidate,), warnings, evaluation, weights, prices, fits, others)
+    own = Found(best, (candidate,), warnings, evaluation, weights, prices, fits, certificate.objective)
+    if scheduled is None or not own.waits_longer:
+        return own
+    others = scheduled.others(MOST_OTHERS, most_cost_s(certificate.objective))
+    return best_scheduled(own, others, options.relative_gap)
 
 
 def ruled_out(question: Question, meshes: Sequence[LogicalMesh], stop: StopRequest) -> Found | None:
@@ -257,6 +261,7 @@ def _solved(
 ) -> Solution:
     """The solution of one problem; one without choices if it cannot win, or cannot beat `to_beat_s`."""
     tell = dataclasses.replace(tell, cutoff=min(tell.cutoff, to_beat_s))
+    tell.question.effort.count(formulation.problem)
     try:
         return solve_cached(
             formulation.problem, limits, cache, lambda: labels_of(formulation), tell.progress, stop, hint, start

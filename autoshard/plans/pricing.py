@@ -36,9 +36,9 @@ ROUNDS = 12
 _KNOWN = ((1, 0.25), (2, 0.2))
 """What plans are like may be known after so many problems more, from one that is so close to the bound."""
 
-_FIRST_SHARE, _LATER_SHARE = 0.5, 0.5
+_FIRST_SHARE, _LATER_SHARE = 0.5, 0.25
 """In which share of the time that is left a problem is solved as long as there is no bound, since without one nothing
-tells what to price; and all others together."""
+tells what to price; and each of the others. Few take as long: what is found should not go by the clock."""
 
 _FIRST_GAP, _GAP_SHARE = 0.02, 0.3
 """How exactly the first problem is solved, and each of the others, as a share of the gap that is left for the step; but
@@ -175,7 +175,7 @@ def priced(
     for n in range(rounds + 1):
         bound_s = -math.inf if bound is None else bound.bound
         is_bounded = math.isfinite(bound_s)
-        share = _LATER_SHARE / max(rounds - n, 1) if is_bounded else _FIRST_SHARE
+        share = _LATER_SHARE if is_bounded else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
         found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
         if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use

@@ -16,6 +16,7 @@ from autoshard.planner.build import Formulation, formulate
 from autoshard.planner.mesh_prices import PricesOfMeshes
 from autoshard.planner.overlap import StretchWeights
 from autoshard.planner.program import Program
+from autoshard.plans.effort import Effort
 from autoshard.plans.options import PlanOptions, PlanProgress
 from autoshard.plans.pins import resolve_pins
 from autoshard.trace.trace import Trace
@@ -50,6 +51,7 @@ class Question:
       branches: Whether a problem is cut in two where one decision ties all others (`as_scheduled.py`). Of single layers
         nearly all are tied by one, and no plan found so was faster.
       until_s: When (`time.perf_counter`) the best plan so far is taken; +inf for no such time.
+      effort: What was done so far, for this question and others that share it.
     """
 
     traced: Trace
@@ -68,6 +70,7 @@ class Question:
     branches: bool = True
     until_s: float = math.inf
     prices: PricesOfMeshes | None = dataclasses.field(default=None, repr=False, compare=False)
+    effort: Effort = dataclasses.field(default_factory=Effort, repr=False, compare=False)
 
     def budget_on(self, axes: Axes) -> float:
         """Memory per device of a plan on the mesh with these axes (name, size); +inf for no limit."""
@@ -83,12 +86,6 @@ class Question:
             return self.options.mesh_limit_s
         left_s = (self.until_s - time.perf_counter()) * max(_SHARE_OF_LEFT, 1 / num_left)
         return min(self.options.mesh_limit_s, max(left_s, _LEAST_S))
-
-    def worthwhile_until_s(self, share: float) -> float:
-        """Until when (`time.perf_counter`) a search may go on that takes this share of the time until now; +inf where
-        work is limited instead of time."""
-        now_s = time.perf_counter()
-        return math.inf if self.options.work_limit is not None else now_s + share * (now_s - self.started)
 
     def schedules(self, mesh: LogicalMesh) -> tuple[Schedule, ...]:
         """What the compiler may be asked for on a mesh, the fastest first, that for least memory last."""
@@ -113,7 +110,7 @@ class Question:
         restrictions = dataclasses.replace(restrictions, asked=self.asked)
         budget_bytes = self.budget_on(axes_of(mesh))
         limit_bytes = None if math.isinf(budget_bytes) else budget_bytes
-        return formulate(
+        formulation = formulate(
             self.program,
             mesh,
             limit_bytes,
@@ -127,6 +124,8 @@ class Question:
             self.options.decompose,
             None if self.prices is None else self.prices.on(mesh),
         )
+        self.effort.count(formulation.problem)
+        return formulation
 
 
 def until_s(options: PlanOptions, started: float) -> float:

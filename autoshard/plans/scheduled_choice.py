@@ -1,4 +1,4 @@
-"""Of the plans that the solver came by on the way, the one that its compiler schedules best.
+"""Of the plans that the solver came by on the way to a mesh's best one, the one that its compiler schedules best.
 
 The objective is the best schedule that there is (`cost/exposure.py`). Where links are busy nearly all the time, a
 compiler that runs each collective to its end hides less of it, and a plan that sends less is faster, although the
@@ -6,66 +6,42 @@ solver counts more for it.
 """
 
 import dataclasses
-import time
+from collections.abc import Sequence
 
 from autoshard.garbage import collection_paused
 from autoshard.planner.decode import evaluate
-from autoshard.planner.ties import settle_ties
 from autoshard.planner.timeline import asked_for_by
 from autoshard.plans.as_scheduled import as_scheduled
-from autoshard.plans.found import Found
+from autoshard.plans.found import WAITS, Found
 from autoshard.plans.gaps import are_within
-from autoshard.plans.question import Question
+from autoshard.plans.known_plan import Made
 from autoshard.solver.problem import Solution
-
-WAITS = 0.02
-"""A plan waits longer than the solver counts, if by more than this share of its step. Another is better if it is faster
-by more than this and what the solver counts more for it: the model of a compiler's schedule is no more exact."""
 
 MOST_OTHERS = 4
 """How many plans are scheduled at most."""
 
-_FARTHEST = 0.05
-"""By which share of its step the solver may count more for a plan than for its own best. What is expected of plans that
-are farther away is off by more, and the best of many is one of which too much is expected: of GPT-3 175B on 1,024 H100
-as data=256, tensor=4, one that is 10 % away was expected to take 1.92 s with 24 layers, and takes 2.48 by replay; with
-six layers one that is 14 % away 528 and 579 ms, but one that is 1 % away, on data=512, tensor=2, 513 and 487."""
-
-_SHARE_OF_TIME = 0.1
-"""For which share of the time until then."""
-
-
-def waits_longer(found: Found) -> bool:
-    """Whether the best plan waits longer for collectives than the solver counts."""
-    return found.best is not None and found.step_s - found.cost_s > WAITS * found.step_s
-
-
-def most_cost_s(least_s: float) -> float:
-    """The step as the solver counts it of the farthest plan that is taken, if its own best takes `least_s`."""
-    return (1 + _FARTHEST) * least_s
-
 
 @collection_paused()
-def best_scheduled(question: Question, found: Found) -> Found:
-    """The outcome with the best of `found.others` as scheduled in the place of the best plan, if one is better."""
-    if not found.others or not found.is_done or not waits_longer(found):
+def best_scheduled(found: Found, others: Sequence[Made], relative_gap: float) -> Found:
+    """The outcome of one mesh with the best of `others` as scheduled in the place of its best plan, if one is better.
+
+    Args:
+      found: The outcome. others: Plans of the same problem. relative_gap: From which on a plan is optimal.
+    """
+    if not others or not found.waits_longer:
         return found
     formulation, chosen = found.winner
-    until_s = question.worthwhile_until_s(_SHARE_OF_TIME)
     best, to_beat_s = found, found.step_s * (1 - WAITS)
-    for other in found.others:
-        if time.perf_counter() >= until_s:
-            break
-        choices = settle_ties(formulation, other.choices)
-        if choices == chosen.choices:
+    for other in others:
+        if other.choices == chosen.choices:
             continue
-        evaluation, capacity = evaluate(formulation, choices), formulation.problem.capacity
+        evaluation, capacity = evaluate(formulation, other.choices), formulation.problem.capacity
         if capacity is not None and evaluation.peak[0] > capacity:
             continue
         cost_s = asked_for_by(evaluation.reader).step_s
-        certificate = as_scheduled(chosen.certificate, cost_s, question.options.relative_gap)
+        certificate = as_scheduled(chosen.certificate, cost_s, relative_gap)
         made = dataclasses.replace(
-            found, best=(formulation, Solution(choices, certificate)), evaluation=evaluation, fits=True, others=()
+            found, best=(formulation, Solution(other.choices, certificate)), evaluation=evaluation, fits=True
         )
         longer_s = max(made.cost_s - found.cost_s, 0.0)
         if made.step_s + longer_s >= to_beat_s:
@@ -74,6 +50,5 @@ def best_scheduled(question: Question, found: Found) -> Found:
             best, to_beat_s = made, made.step_s + longer_s
     if best is found:
         return found
-    own = str(formulation.mesh)
-    candidates = [dataclasses.replace(c, step_s=best.step_s) if c.hardware == own else c for c in found.candidates]
+    candidates = [dataclasses.replace(c, step_s=best.step_s) for c in best.candidates]
     return dataclasses.replace(best, candidates=tuple(candidates))

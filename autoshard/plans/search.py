@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import os
-import time
 from collections.abc import Sequence
 
 from autoshard.cluster import LogicalMesh, Slice
@@ -16,17 +15,7 @@ from autoshard.plans.mesh_search import search_meshes
 from autoshard.plans.mesh_walk import walked
 from autoshard.plans.placing import MOST_ROUNDS, better_order, close_orders
 from autoshard.plans.pricing import Timed
-from autoshard.plans.program_plan import MeshCandidate
 from autoshard.plans.question import Question, axes_of
-from autoshard.plans.scheduled_choice import best_scheduled, most_cost_s, waits_longer
-
-_AS_GOOD, _OF_WAITING, _MOST_CLOSE, _SHARE_OF_TIME = 0.01, 0.1, 4, 0.3
-"""Where a plan waits longer than the solver counts: how much longer than its own a step may take elsewhere, as the
-solver counts it, for that mesh to be searched, as a share of the step and of what it waits longer; how many are; and in
-which share of the time until then: choices. A GPT under 8 GB takes 50.4 ms on 64 H100 on two meshes, as the solver
-counts it, and by replay 62.0 and 59.2. Of six layers of GPT-3 175B on 1,024 H100 a step takes 430 ms on data=128,
-tensor=8, as the solver counts it, and by replay 538; on data=512, tensor=2 433 and 487 (`benchmarks/exposed.py`,
-scripts that are not kept)."""
 
 _MOST_IN_VAIN = 2
 """Orders of the devices of one mesh of which so many hold nothing faster are not followed up any further."""
@@ -62,8 +51,7 @@ def search(
         if found.best is not None or solution is not None or stop.requested:
             if solution is not None:
                 return found
-            best = _placed(asked, meshes, walked(asked, found, further, timed), timed)
-            return _with_close_meshes(asked, (*meshes, *further) if further else (), best, timed)
+            return _placed(asked, meshes, walked(asked, found, further, timed, _placed), timed)
         if all(c.verdict == NOT_FASTER for c in found.candidates):
             return found
     return found
@@ -79,9 +67,8 @@ def gone_on(
     """The outcome after a search over `meshes`, which is done, went on to `further` ones; the devices of a new best are
     put in order."""
     stop = stop.until(question.until_s)
-    beyond = walked(question, found, further, stop)
-    best = beyond if beyond.best is found.best else _placed(question, meshes, beyond, stop)
-    return _with_close_meshes(question, (*meshes, *further), best, stop)
+    beyond = walked(question, found, further, stop, _placed)
+    return beyond if beyond.best is found.best else _placed(question, meshes, beyond, stop)
 
 
 def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
@@ -97,7 +84,8 @@ def _placed(question: Question, meshes: Sequence[LogicalMesh], found: Found, sto
         mesh = better_order(question.hardware, found.evaluated, question.options.relative_gap)
         if mesh is None:
             break
-        asked = dataclasses.replace(question, to_beat_s=min(question.to_beat_s, found.cost_s))
+        worthwhile_s = max(found.cost_s, found.to_beat_s(question.options.relative_gap))
+        asked = dataclasses.replace(question, to_beat_s=min(question.to_beat_s, worthwhile_s))
         beside = None if found.is_done else _Beside(question, question.hardware, found, stop)
         again = search_meshes(asked, [mesh], None, stop, after=found, is_left=beside or _never)
         if beside is not None and beside.found is not None and again.best is not None:
@@ -173,46 +161,11 @@ def _with_close_orders(question: Question, found: Found, stop: StopRequest) -> F
         if mesh is None or in_vain >= _MOST_IN_VAIN or stop.requested:
             return found
         searched.add(str(mesh))
-        to_beat_s = min(question.to_beat_s, found.cost_s * (1 - gap))
-        again = _on_close_order(question, found, mesh, to_beat_s, stop)
-        found = found.after(again, to_beat_s)
+        worthwhile_s = min(question.to_beat_s, found.to_beat_s(gap))
+        again = _on_close_order(question, found, mesh, worthwhile_s, stop)
+        found = found.after(again, min(question.to_beat_s, found.cost_s * (1 - gap)))
         if again.best is None:  # those that are farther will hardly be better
             return found
-
-
-def _with_close_meshes(question: Question, meshes: Sequence[LogicalMesh], found: Found, stop: StopRequest) -> Found:
-    """The outcome by what the compiler makes of plans, where that waits longer than the solver counts: other plans are
-    scheduled, and meshes searched on which one may be about as fast as the best, as the solver counts it. Those come
-    first of which no plan is known, and of these those with the fewest axes, which are soon searched."""
-    if not waits_longer(found) or stop.requested:
-        return found
-    best = best_scheduled(question, found)
-    longer_s = max(_AS_GOOD * found.cost_s, _OF_WAITING * (found.step_s - found.cost_s))
-    named, most_s = {str(mesh): mesh for mesh in meshes}, found.cost_s + longer_s
-    own, until_s = str(found.winner[0].mesh), question.worthwhile_until_s(_SHARE_OF_TIME)
-    close = sorted(
-        (c for c in found.candidates if c.bound_s < most_s and c.hardware in named and c.hardware != own),
-        key=lambda c: (_has_known_plan(c), len(c.axes), c.bound_s),
-    )
-    for candidate in close[:_MOST_CLOSE]:
-        if stop.requested or time.perf_counter() >= until_s:
-            break
-        limited = dataclasses.replace(
-            question.options, mesh_limit_s=min(question.options.mesh_limit_s, until_s - time.perf_counter())
-        )
-        asked = dataclasses.replace(question, to_beat_s=most_s, options=limited, branches=False)
-        again = search_meshes(asked, [named[candidate.hardware]], None, stop, weights=found.weights)
-        again = best_scheduled(asked, again)
-        is_close = again.is_done and again.cost_s <= most_cost_s(found.cost_s)
-        if is_close and again.fits >= best.fits and again.step_s < best.step_s:
-            others = [c for c in best.candidates if c is not candidate]
-            best = dataclasses.replace(again, candidates=(*others, *again.candidates), warnings=best.warnings)
-    return best
-
-
-def _has_known_plan(candidate: MeshCandidate) -> bool:
-    """Whether a mesh was searched to the end, so that its plan was compared as it is scheduled."""
-    return candidate.step_s is not None and candidate.verdict not in (LEFT, PASSED_BY)
 
 
 def _on_close_order(question: Question, found: Found, mesh: LogicalMesh, to_beat_s: float, stop: StopRequest) -> Found:

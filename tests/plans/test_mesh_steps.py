@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,14 @@ def test_a_walk_from_two_axes_finds_three_that_are_faster():
     best_s = {c.hardware: c.step_s for c in every.candidates if c.step_s is not None}
     assert all(c.bound_s <= best_s[c.hardware] * (1 + 1e-9) for c in default.candidates if c.hardware in best_s)
     assert default.certificate.bound <= default.certificate.objective
+
+
+def test_how_far_a_walk_goes_does_not_depend_on_the_clock(monkeypatch):
+    plan = planned(4096)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0)  # on an infinitely fast machine
+    same = planned(4096)
+    of_meshes = lambda p: [(c.hardware, c.step_s, c.bound_s, c.verdict) for c in p.candidates]
+    assert len(plan.axes) == 3 and of_meshes(same) == of_meshes(plan)
 
 
 def test_there_is_no_walk_where_kernels_take_all_the_time():
