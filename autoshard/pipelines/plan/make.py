@@ -31,6 +31,7 @@ from autoshard.plans.gaps import fits
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import report
+from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.trace.walk import size_bytes
 from autoshard.train_step import TrainStep
 
@@ -133,7 +134,7 @@ def plan_arranged(arranged: Arranged) -> PipelinePlan:
         durations=durations,
         certificate=StageCertificate(searched_s, bound_s, gap, search_s),
         considered=() if found is None else found.considered,
-        warnings=(*priced.warnings, *_left_out(arrangement, slices)),
+        warnings=(*priced.warnings, *_other_loss(task, arrangement), *_left_out(arrangement, slices)),
         obeyed=obeyed_stages(forward.asked, arrangement, slices),
         donates_state=task.donates_state,
         configuration=task.configuration,
@@ -264,6 +265,19 @@ def _placed_mesh(
     )
     axes = tuple((axis.name, axis.size) for axis in mesh.axes)
     return PlacedMesh(first, axes, name, order)
+
+
+def _other_loss(task: StagedTask, arrangement: Arrangement) -> tuple[str, ...]:
+    """A warning where the mean over micro-batches may be another loss than that of the whole batch."""
+    count = sum(pipeline.num_micro_batches for pipeline in arrangement.pipelines)
+    why = None if count == 1 else why_no_mean_of(task.step, task.state, task.batch)
+    if why is None:
+        return ()
+    return (
+        f"The batch is run in {count} micro-batches, but the loss is not known to be a plain mean over examples, "
+        f"because of {why}: the mean over micro-batches may be another loss. For the loss of the whole batch, ask for "
+        "one micro-batch: StageOptions(num_pipelines=1, num_micro_batches=1).",
+    )
 
 
 def _left_out(arrangement: Arrangement, slices: Sequence[SliceSummary]) -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from autoshard.pipelines.search.alternative import Alternative
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_text, until_s
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
-from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Status
 
@@ -74,7 +73,7 @@ def plan_either(plan_one: Callable[[], ProgramPlan], task: StagedTask) -> Progra
         except AutoshardError as error:
             verdict = str(error).partition("\n")[0]
     if staged is not None and staged.step_s < to_beat_s:
-        return _beside_one_program(_with_mean_told(staged, task), one, started)
+        return _beside_one_program(staged, one, started)
     step_s = None if arranged is None else arranged.step_s
     if staged is not None:
         step_s, verdict = staged.step_s, "not faster, with its stages planned"
@@ -153,18 +152,6 @@ def _beside_stages(one: ProgramPlan, stages: VariantCandidate, relative_gap: flo
         choice = VariantChoice(variant, (alone,))
     choice = dataclasses.replace(choice, candidates=(*choice.candidates, stages))
     return dataclasses.replace(one, certificate=certificate, choice=choice)
-
-
-def _with_mean_told(staged: PipelinePlan, task: StagedTask) -> PipelinePlan:
-    """A plan in stages, with a warning where the mean over its micro-batches may be another loss."""
-    why = None if len(staged.parts) == 1 else why_no_mean_of(task.step, task.state, task.batch)
-    if why is None:
-        return staged
-    warning = (
-        f"The batch is run in {len(staged.parts)} micro-batches, but the loss is not known to be a plain mean over "
-        f"examples, because of {why}: the mean over micro-batches may be another loss."
-    )
-    return dataclasses.replace(staged, warnings=(*staged.warnings, warning))
 
 
 def _beside_one_program(staged: PipelinePlan, one: ProgramPlan, started: float) -> PipelinePlan:

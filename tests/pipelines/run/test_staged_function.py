@@ -312,3 +312,29 @@ def test_stages_cannot_share_what_the_model_changes(encoder):
     submeshes, stages = (Submesh(0, 0, FAST_1), Submesh(0, 1, FAST_1)), (Stage(0, 1), Stage(1, 2))
     with pytest.raises(StageError, match="`count` is read by stage 0 of pipeline 0 and changed by stage 1"):
         planned(step, state, encoder.batch, Pipeline(submeshes, stages, 16, 1, ScheduleKind.GPIPE))
+
+
+def test_a_loss_that_is_another_in_micro_batches_is_told():
+    """Squares 1, 2, 3, 4 with weights 1, 1, 1, 0 have the weighted mean 2, but (1.5 + 3) / 2 in two halves."""
+
+    def weighted(params, batch):
+        squares = jnp.sum((batch["x"] * params["w"]) ** 2, 1)
+        return jnp.sum(squares * batch["weight"]) / jnp.sum(batch["weight"])
+
+    def plain(params, batch):
+        return jnp.mean(jnp.sum((batch["x"] * params["w"]) ** 2, 1) * batch["weight"])
+
+    batch = {"x": jnp.sqrt(jnp.arange(1.0, 5.0))[:, None], "weight": jnp.array([1.0, 1.0, 1.0, 0.0])}
+    in_one, in_two = (Pipeline((Submesh(0, 0, FAST_1),), (Stage(0, 1),), 4 // n, n, ScheduleKind.GPIPE) for n in (1, 2))
+    told = {}
+    for loss in (weighted, plain):
+        step = TrainStep(loss, optax.sgd(0.1))
+        state = step.init({"w": jnp.ones(1)})
+        for pipeline in (in_one, in_two):
+            found = [w for w in planned(step, state, batch, pipeline).warnings if "may be another loss" in w]
+            told[loss.__name__, pipeline.num_micro_batches] = found
+        losses = [float(step.in_parts(parts)(state, batch)[1]["loss"]) for parts in ((4,), (2, 2))]
+        assert losses == pytest.approx([2.0, 2.25] if loss is weighted else [1.5, 1.5])
+    (warning,) = told.pop(("weighted", 2))
+    assert re.search(r"2 micro-batches.*div at .*test_staged_function\.py:\d+.*num_micro_batches=1", warning)
+    assert not any(told.values())
