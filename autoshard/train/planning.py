@@ -20,7 +20,6 @@ from autoshard.errors import ConfigError
 from autoshard.offloading.host_part import HostPart
 from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.pipelines.plan.comparison import StagedComparison
-from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.offline import write_problem
 from autoshard.plans.options import PlanOptions, PlanProgress
@@ -227,10 +226,9 @@ def _stage_options(section: StagesSection | None) -> StageOptions | None:
     if section is None:
         return None
     given = {k: v for k, v in section.model_dump().items() if v is not None}
-    if "schedules" in given:
-        given["schedules"] = tuple(ScheduleKind(name) for name in given["schedules"])
-    if "micro_batch_sizes" in given:
-        given["micro_batch_sizes"] = tuple(given["micro_batch_sizes"])
+    for name in ("schedules", "micro_batch_sizes"):
+        if name in given:
+            given[name] = tuple(given[name])
     return StageOptions(**given)
 
 

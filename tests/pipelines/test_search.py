@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from autoshard.errors import StageError
+from autoshard.errors import ConfigError, StageError
 from autoshard.pipelines.cost.interval_costs import IntervalCostTable
 from autoshard.pipelines.cost.layers import Layers
 from autoshard.pipelines.cost.table import CostKey, CostTable
@@ -190,6 +190,35 @@ def test_what_is_fixed_is_kept():
     assert max(p.num_micro_batches for p in found.arrangement.pipelines) == 3
     assert [done for done, _ in told] == list(range(len(told)))
     assert told[-1][0] == told[-1][1]
+
+
+def test_orders_are_known_by_name():
+    layers, cluster = case.chain([0] * 3), case.cluster(1, 1)
+    table = case.plain_table(cluster, 1, (1,))
+    named = search(layers, table, cluster, BATCH, StageOptions(schedules=("gpipe",)))
+    assert {p.schedule for p in named.arrangement.pipelines} == {ScheduleKind.GPIPE}
+    assert StageOptions(schedules=[k.value for k in ScheduleKind]).schedule_kinds == tuple(ScheduleKind)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_stages": 0}, r"num_stages is a whole number from 1 on, or None for any; received 0"),
+        ({"num_micro_batches": 2.5}, r"num_micro_batches is .*received 2\.5"),
+        ({"num_pipelines": True}, r"num_pipelines is .*received True"),
+        ({"most_devices_per_stage": -1}, r"most_devices_per_stage is .*received -1"),
+        ({"most_chunks": 0}, r"most_chunks is .*received 0"),
+        ({"micro_batch_sizes": 4}, r"received 4\. Write \(4,\)"),
+        ({"micro_batch_sizes": ()}, r"received \(\)"),
+        ({"micro_batch_sizes": (2, 0)}, r"received \(2, 0\)"),
+        ({"schedules": "1f1b"}, r"'gpipe', '1f1b', 'interleaved', 'zb-h1'; received '1f1b'\. Write \('1f1b',\)"),
+        ({"schedules": ("eager",)}, r"received \('eager',\)"),
+        ({"schedules": ()}, r"received \(\)"),
+    ],
+)
+def test_options_that_no_arrangement_can_have_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        StageOptions(**given)
 
 
 def test_three_slices():

@@ -317,7 +317,7 @@ class CandidateSet:
 
 def _orders(options: StageOptions) -> list[tuple[ScheduleKind, int]]:
     found = []
-    for kind in options.schedules:
+    for kind in options.schedule_kinds:
         chunks = [c for c in CHUNKS if c <= options.most_chunks] if kind is ScheduleKind.INTERLEAVED else [1]
         found += [(kind, c) for c in chunks]
     return found

@@ -82,7 +82,7 @@ def search_sequence(
             batch_size // candidate_set.micro_batch_size, int(candidate_set.slots.min()), options
         )
         if len(replicas):
-            bounds_s = candidate_set.least_s(replicas, numbers, options.schedules)
+            bounds_s = candidate_set.least_s(replicas, numbers, options.schedule_kinds)
             for k in np.flatnonzero(bounds_s < cutoff_s):
                 opened.append((float(bounds_s[k]), next(count), candidate_set, int(replicas[k]), int(numbers[k])))
     heapq.heapify(opened)
