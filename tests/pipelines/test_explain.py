@@ -88,8 +88,8 @@ pipeline  stages   sent      in  sent back      in  made by
 
 Weights: what each submesh owns, what it reads as copies, and how long copies and gradients are on their way
 pipeline  submesh    owned   copies  weights in  gradients in  update
-0               0  2.11 kB  1.09 kB        1 ms             0    2 ms
-0               1     64 B  1.09 kB           0          1 ms    1 ms
+0               0  1.15 kB  2.05 kB        1 ms             0    2 ms
+0               1  1.02 kB    128 B           0          1 ms    1 ms
 1               0  2.18 kB  2.18 kB           0             0    1 ms
 
 """

@@ -1,5 +1,6 @@
 """Each parameter lives where it is read, and owners are spread over the replicas."""
 
+import collections
 import itertools
 
 from autoshard.pipelines.plan.parameter_owners import StageId, choose_owners
@@ -17,6 +18,23 @@ def test_among_pipelines_the_largest_goes_to_the_one_that_owns_least():
     assert owners == (StageId(1, 0), StageId(0, 1), StageId(1, 2), StageId(0, 3))
 
 
+def test_each_stage_is_shared_out():
+    """A table of 10 on the first stage, kernels of 4 on both: none of the second makes up for the table."""
+    sizes, stages = [10.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0], [0, 1, 1, 1, 1, 0, 0, 0]
+    owners = choose_owners(sizes, [[StageId(0, s), StageId(1, s)] for s in stages], 2)
+    owned = collections.Counter()
+    for size, owner in zip(sizes, owners, strict=True):
+        owned[owner] += size
+    assert owned == {StageId(0, 0): 10, StageId(1, 0): 12, StageId(0, 1): 8, StageId(1, 1): 8}
+
+
+def test_shares_are_those_of_stages_of_other_lengths():
+    """Two stages on one pipeline, one stage of all layers beside them: each owns half of what it reads."""
+    readers = [[StageId(0, 0), StageId(1, 0)]] * 4 + [[StageId(0, 1), StageId(1, 0)]] * 4
+    owners = choose_owners([1.0] * 8, readers, 2)
+    assert collections.Counter(owners) == {StageId(0, 0): 2, StageId(0, 1): 2, StageId(1, 0): 4}
+
+
 def test_every_owner_reads_its_parameter_and_shares_are_even_to_the_largest_parameter():
     sizes = [float(1 + n * n % 17) for n in range(40)]
     for num_pipelines in (2, 3, 5):
@@ -25,8 +43,12 @@ def test_every_owner_reads_its_parameter_and_shares_are_even_to_the_largest_para
         ]
         owners = choose_owners(sizes, readers, num_pipelines)
         assert all(owner in own for owner, own in zip(owners, readers, strict=True))
-        owned = [sum(s for s, h in zip(sizes, owners, strict=True) if h.pipeline == p) for p in range(num_pipelines)]
-        assert max(owned) - min(owned) <= max(sizes)
+        owned = collections.Counter()
+        for size, owner in zip(sizes, owners, strict=True):
+            owned[owner] += size
+        for stage in range(4):
+            each = [owned[StageId(p, stage)] for p in range(num_pipelines)]
+            assert max(each) - min(each) <= max(sizes)
 
 
 def test_a_parameter_that_one_replica_reads_stays_there():

@@ -30,6 +30,7 @@ from autoshard.pipelines.search.slice_sequences import BestOfSequence, search_se
 from autoshard.pipelines.search.stage_memory import limits_bytes
 from autoshard.pipelines.search.topology import Topology
 from autoshard.plans.options import PlanOptions
+from autoshard.printing import seconds
 
 Progress = Callable[[str, int, int], None]
 """Told what is being looked at, how much is done, and how much there is at most."""
@@ -150,7 +151,7 @@ def _considered(
     if outcome.cut is not None:
         return Alternative(f"{name}: {outcome.description}", outcome.cut.step_s)
     if math.isfinite(outcome.bound_s) and outcome.bound_s >= cutoff_s * (1 - CLOSE):
-        return Alternative(name, None, f"takes at least {outcome.bound_s:.3g} s, more than what was found")
+        return Alternative(name, None, f"takes at least {seconds(outcome.bound_s)}, more than what was found")
     if math.isfinite(cutoff_s):
         return Alternative(
             name, None, "of the candidates that promise most, none fits or none is faster than what was found"
