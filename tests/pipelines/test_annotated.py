@@ -251,6 +251,24 @@ def test_degrees_that_no_stage_can_have_are_told(mixed_cluster):
         autoshard.plan(step, state, BATCHES, cluster=mixed_cluster, options=PlanOptions(cache=False))
 
 
+def test_micro_batches_that_cannot_obey_are_left_out(mixed_cluster):
+    """One example alone cannot be split in two."""
+
+    def model(ps, x):
+        with replicate(2):
+            return layers(ps, x)
+
+    step = step_of(model)
+    state = jax.eval_shape(lambda: step.init(init()))
+    sizes = lambda *sizes: StageOptions(micro_batch_sizes=sizes, schedules=("gpipe",), most_candidates=2)
+    plan = lambda *own: autoshard.plan(
+        step, state, BATCHES, cluster=mixed_cluster, options=PlanOptions(cache=False), stages=sizes(*own)
+    )
+    assert {p.micro_batch_size for p in plan(1, 8).arrangement.pipelines} == {8}
+    with pytest.raises(AnnotationError, match=rf"`replicate\(2\)` at {HERE} none has .* An example alone cannot be"):
+        plan(1)
+
+
 def test_what_cannot_be_cut_is_refused():
     stacked = lambda ps: jax.tree.map(lambda *a: jnp.stack(a), *ps)
     in_loop = lambda ps, x: jax.lax.scan(lambda x, p: (stage()(layer)(p, x), None), x, stacked(ps))[0]

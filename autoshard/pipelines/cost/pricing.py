@@ -67,6 +67,7 @@ def price_layers(
 
     Raises:
       StageError: No layer can be planned with any of the micro-batch sizes.
+      AnnotationError: What annotations ask for cannot be had with any of them.
     """
     started = time.perf_counter()
     fast: list[MeshOption] = []
@@ -77,16 +78,22 @@ def price_layers(
     cuts: LayerBoundaries | None = None
     kinds: tuple[int, ...] = ()
     failures: list[str] = []
+    unbound: AnnotationError | None = None
     for size in micro_batch_sizes:
         report(options, started, "layers", f"micro-batches of {size}")
         model = trace_model(step, state, batch, size, cuts)
         if cuts is not None and model.stages.cuts.starts != cuts.starts:
             failures.append(f"micro-batches of {size} are traced to another program")
             continue
-        cuts = model.stages.cuts
         traced, kinds_here = _kinds(model)
-        if not fast:
+        try:
             check_binding([stage.asked for stage in traced if stage.asked is not None])
+        except AnnotationError as error:  # one example is no dimension, and larger micro-batches may have it
+            failures.append(f"in micro-batches of {size}: {error}")
+            unbound = error
+            continue
+        cuts = model.stages.cuts
+        if not fast:
             fast = _mesh_options(cluster, max_devices_per_stage, traced)
             lean = [dataclasses.replace(o, shards_weights=True) for o in fast if o.num_devices > 1]
         kinds = kinds or kinds_here
@@ -105,6 +112,12 @@ def price_layers(
                     known[key] = pricer.lean(option.mesh, before) if option.shards_weights else pricer.fast(option.mesh)
                 if (cost := known[key]) is not None:
                     costs[CostKey(kind, n, size)] = cost
+    if unbound is not None and not models:
+        tried = ", ".join(map(str, micro_batch_sizes))
+        alone = (
+            " An example alone cannot be split: ask for larger micro-batches." if max(micro_batch_sizes) == 1 else ""
+        )
+        raise AnnotationError(f"{unbound} Micro-batches of {tried} were tried.{alone}") from unbound
     if models:
         _check_asked(next(iter(models.values())), kinds, costs, failures)
     if not costs:
