@@ -78,6 +78,7 @@ class StagedPlan(PipelinePlan, BasePlan):
 
         Raises:
           ConfigError: `balance` is asked for, which only plans of one program have.
+          PlanMismatchError: `fn` is no `TrainStep`.
         """
         if settings.pop("balance", None) is not None:
             raise ConfigError(
@@ -85,7 +86,7 @@ class StagedPlan(PipelinePlan, BasePlan):
                 "which are cut for devices of unequal speed when they are planned. Plan again with the measured "
                 "speeds, or leave `balance` out."
             )
-        return StagedFunction(self, fn, devices, **settings)
+        return StagedFunction(self, _train_step(fn), devices, **settings)
 
     def check(self, fn: Callable[..., Any], args: Sequence[Any]) -> None:
         trace_step(self, _train_step(fn), DeviceMeshes(self, None), *args)
@@ -166,5 +167,7 @@ class StagedPlan(PipelinePlan, BasePlan):
 def _train_step(fn: Callable[..., Any]) -> TrainStep:
     if not isinstance(fn, TrainStep):
         name = getattr(fn, "__name__", type(fn).__name__)
-        raise PlanMismatchError(f"The plan is in stages, and `{name}` is no TrainStep. Plan it again.")
+        raise PlanMismatchError(
+            f"A plan in stages runs the TrainStep that was planned; received `{name}`, which is none. Pass that step."
+        )
     return fn

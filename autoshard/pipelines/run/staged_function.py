@@ -82,6 +82,7 @@ class StagedFunction:
         self._keys = RandomKeys(step)
         self._built: tuple[StageRunners, OptimizerUpdate] | None = None
         self._layout: StateLayout | None = None
+        self._shapes: tuple[Any, Any] | None = plan.shapes
         timeline = plan.timeline
         self._tasks = [
             (StageId(e.pipeline, e.stage), e.phase, e.micro_batch)
@@ -119,7 +120,7 @@ class StagedFunction:
 
     def _take_step(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         refuse_deleted(self.step, (state, batch), jax.tree.leaves((state, batch)))
-        self._check_batch(state, batch)
+        self._check_batch(batch)
         runners, update = self._prepared(state, batch)
         state = self.place(state)
         self._recorder = Recorder(self.plan, self.device_meshes) if self._records else None
@@ -221,13 +222,13 @@ class StagedFunction:
           PlanMismatchError: It returns another state than that of `prepare`.
         """
         layout = self._laid_out
-        self._check_leaves(jax.eval_shape(init_fn, *args))
+        self._check_state(jax.eval_shape(init_fn, *args))
         return create(layout, self.device_meshes, init_fn, args)
 
     def place(self, state: Any) -> Any:
         """A state laid out as planned; leaves that lie so already stay as they are."""
         layout = self._laid_out
-        self._check_leaves(state)
+        self._check_state(state)
         placed = [
             bring(x, l.sharding, self.mover, f"leaf {n} of the state")
             for n, (x, l) in enumerate(zip(jax.tree.leaves(state), layout.leaves, strict=True))
@@ -245,32 +246,29 @@ class StagedFunction:
             )
         return self._layout
 
-    def _check_leaves(self, state: Any) -> None:
-        found, planned = len(jax.tree.leaves(state)), len(self._laid_out.leaves)
-        if found != planned:
-            raise PlanMismatchError(
-                f"The state has {found} leaves, but the step was prepared for one with {planned}. Plan again for it."
-            )
+    def _check_state(self, state: Any) -> None:
+        """Refuses another state than the step was prepared for."""
+        assert self._shapes is not None  # a layout is known
+        _refuse_another(self.step, self._shapes, (state, self._shapes[1]))
 
     def wait(self, arrays: Any) -> None:
         """Blocks until arrays are ready, as `jax.block_until_ready`, but not for ever if another process has died."""
         self.mover.wait(arrays)
 
-    def _check_batch(self, state: Any, batch: Any) -> None:
+    def _check_batch(self, batch: Any) -> None:
         """Refuses another batch than is planned, before the step stumbles over it."""
         found = batch_size(batch)
         if found != self.plan.batch_size:
             raise PlanMismatchError(
                 f"The plan is for batches of {self.plan.batch_size} examples; received one of {found}. Plan again."
             )
-        if self.plan.shapes is not None:
-            planned, received = ([jnp.shape(x) for x in jax.tree.leaves(b)] for b in (self.plan.shapes[1], batch))
-            if planned != received:
-                refuse_others(leaves_of(self.step, self.plan.shapes), leaves_of(self.step, (state, batch)))
+        if self._shapes is not None:
+            _refuse_another(self.step, self._shapes, (self._shapes[0], batch))
 
     def _build(self, state: Any, batch: Any) -> tuple[StageRunners, OptimizerUpdate]:
         traced = trace_step(self.plan, self.step, self.device_meshes, state, batch)
         runners, self._layout = traced.runners, traced.layout
+        self._shapes = jax.tree.map(_shape, (state, batch))
         metrics = {}
         for name in runners.metric_types:
             owner = runners.metric_stage(name)
@@ -280,6 +278,33 @@ class StagedFunction:
         return runners, OptimizerUpdate(
             traced.finish, self._layout, gradients, metrics, unchanged, self.device_meshes, self.mover, self._donate
         )
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape of a leaf, and its type as a device has it."""
+    dtype = getattr(x, "dtype", None)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
+    return jax.ShapeDtypeStruct(jnp.shape(x), dtype if is_key else jax.dtypes.canonicalize_dtype(jnp.result_type(x)))
+
+
+def _refuse_another(step: TrainStep, planned: tuple[Any, Any], received: tuple[Any, Any]) -> None:
+    """Refuses a state or a batch with other leaves than were planned.
+
+    Raises:
+      PlanMismatchError: A leaf has another shape, type or name; names the first.
+    """
+    planned, received = jax.tree.map(_shape, planned), jax.tree.map(_shape, received)
+    if jax.tree.structure(planned) == jax.tree.structure(received):
+        if jax.tree.leaves(planned) == jax.tree.leaves(received):
+            return
+    ours, theirs = leaves_of(step, planned), leaves_of(step, received)
+    refuse_others(ours, theirs)
+    for k, ((name, *_), (other, *_)) in enumerate(zip(ours, theirs, strict=True)):
+        if name != other:
+            raise PlanMismatchError(
+                f"The plan was made for other arguments: leaf {k} is planned as `{name}`, but the function is called "
+                f"with `{other}`. Plan again for these arguments."
+            )
 
 
 class TracedStep(NamedTuple):

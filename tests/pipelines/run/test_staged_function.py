@@ -226,6 +226,22 @@ def test_what_does_not_fit_the_plan_is_refused(language):
     jax.tree.leaves(gone.params)[0].delete()
     with pytest.raises(TraceError, match=r"`state\.params\..* is deleted: an earlier call reused the memory"):
         language.staged(gone, language.batch)
+    narrow = language.state.replace(params=jax.tree.map(lambda x: x[:1], language.state.params))
+    renamed = language.state.params | {"unread_": jnp.ones(5)}
+    renamed = language.state.replace(params={k: v for k, v in renamed.items() if k != "unread"})
+    halved = language.batch | {"weight": language.batch["weight"].astype(np.float16)}
+    for other, batch, message in (
+        (narrow, language.batch, r"planned as `state\.params\.\S+` float32\[\d.*is called with .*\[1"),
+        (renamed, language.batch, r"planned as `state\.params\.unread`, but .* with `state\.params\.unread_`"),
+        (language.state, halved, r"planned as `batch\.weight` float32\[6\], .* `batch\.weight` float16\[6\]"),
+    ):
+        with pytest.raises(PlanMismatchError, match=message):
+            language.staged(copied(other), batch)
+        if batch is language.batch:
+            with pytest.raises(PlanMismatchError, match=message):
+                plan.init(lambda other=other: other, run=language.staged)
+    with pytest.raises(PlanMismatchError, match="received `language_loss`, which is none"):
+        plan.jit(language_loss)
     other = dataclasses.replace(step, loss_fn=lambda p, b, k: (jnp.sum(p["table"][b["words"]] ** 2), {}))
     with pytest.raises(PlanMismatchError, match="no longer"):
         plan.jit(other)(language.state, language.batch)
