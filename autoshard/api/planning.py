@@ -16,6 +16,7 @@ from autoshard.api.staged import StagedPlan
 from autoshard.calls.pure_call import Statics, pure_call
 from autoshard.calls.wrapped import donated_argnums
 from autoshard.cluster import Cluster
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import ConfigError, MemoryBudgetError, SolverError, StageError
 from autoshard.pipelines.plan.arrange import StagedTask, arrange
 from autoshard.pipelines.plan.make import plan_arranged
@@ -182,6 +183,12 @@ def plan_on_devices(
         raise StageError(
             "options.adaptive is for plans of one program, in which work moves along a tensor axis; this step is "
             "planned in stages. Leave it out; stages are cut for devices of unequal speed when they are planned."
+        )
+    if options.schedule is Schedule.LATENCY_HIDING:
+        raise StageError(
+            "options.schedule asks for programs that hide collectives, but the phases of stages are compiled in the "
+            "order of least memory, and their times add up. Leave it out, or plan for a cluster of one kind of device "
+            "without stages."
         )
     unfit = [name for name, value in given.items() if value]
     if unfit:

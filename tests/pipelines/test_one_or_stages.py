@@ -11,7 +11,7 @@ import pytest
 
 import autoshard
 from autoshard import Plan, PlanOptions, StagedPlan, StageOptions, TrainStep
-from autoshard.errors import ConfigError, MemoryBudgetError
+from autoshard.errors import ConfigError, MemoryBudgetError, StageError
 from autoshard.pipelines.search.search import search
 from autoshard.report.considered_view import considered_in_stages, considered_parts
 from autoshard.report.parts import Table
@@ -226,3 +226,22 @@ def test_a_search_with_something_to_beat_ends_early_and_stays_right():
     beaten = search(layers, table, devices, 16, to_beat_s=0.5 * free.bound_s)
     assert beaten.bound_s == 0.5 * free.bound_s and beaten.step_s >= free.step_s
     assert beaten.arrangement.batch_size == 16
+
+
+def test_a_stage_is_planned_in_the_order_in_which_its_phases_are_compiled(tmp_path):
+    """On GPUs too, where a plan of one program hides collectives; in a stage times add up, so that none may count as
+    hidden."""
+    (tmp_path / "gpus.yaml").write_text(
+        "format: autoshard-cluster\nversion: 1\nname: gpus\ngroups:\n"
+        "  - {name: new, device_type: H100-SXM, num_nodes: 1, devices_per_node: 2, intra_node: NVLink4}\n"
+    )
+    args = shapes(128, 512, 64)
+    request = {"cluster": tmp_path / "gpus.yaml", "donate_argnums": 0}
+    stages = StageOptions(num_stages=1, micro_batch_sizes=(64,), schedules=("gpipe",))
+    options = PlanOptions(cache=False)
+    plan = autoshard.plan(STEP, *args, options=options, stages=stages, **request)
+    one = autoshard.plan(STEP, *args, options=options, mesh={"data": 2}, **request)
+    assert one.schedule is autoshard.Schedule.LATENCY_HIDING
+    assert {program.schedule for program in plan.programs} == {autoshard.Schedule.LEAST_MEMORY}
+    with pytest.raises(StageError, match=r"options\.schedule .* least memory"):
+        autoshard.plan(STEP, *args, options=PlanOptions(schedule=one.schedule), stages=stages, **request)

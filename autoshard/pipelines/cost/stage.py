@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from autoshard.cluster.mesh import LogicalMesh
+from autoshard.compiler.schedule import Schedule
 from autoshard.errors import AnnotationError
 from autoshard.graph.layout import Layout, all_layouts, shard_bytes, spec_shard_bytes
 from autoshard.pipelines.split.forward import Forward
@@ -163,7 +164,7 @@ def plan_stage(
     shards_weights: bool = False,
     branches: bool = True,
 ) -> ProgramPlan:
-    """The plan of a stage on one mesh.
+    """The plan of a stage on one mesh, in the order of least memory, in which its phases are compiled: times add up.
 
     Args:
       budget_bytes: Memory per device for one micro-batch at a time; inf for no limit.
@@ -182,7 +183,7 @@ def plan_stage(
         program=stage.prepared,
         budget_bytes=budget_bytes,
         pins=None,
-        options=options,
+        options=dataclasses.replace(options, schedule=Schedule.LEAST_MEMORY),
         restrict=restrict,
         started=started,
         until_s=until_s(options, started),
