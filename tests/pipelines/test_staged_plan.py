@@ -160,5 +160,5 @@ def test_the_state_is_made_where_the_plan_says(subject):
 
 
 def test_what_is_no_step_does_not_fit(subject):
-    with pytest.raises(PlanMismatchError, match="no TrainStep"):
+    with pytest.raises(PlanMismatchError, match="runs the TrainStep that was planned; received `<lambda>`"):
         subject.plan.check(lambda state, batch: state, (subject.state, subject.batch))
