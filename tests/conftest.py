@@ -1,6 +1,6 @@
 """Gives the tests eight CPU devices, no cache of solutions, quick compilation, and Ctrl-C, and gives them out by files;
 must run before anything uses a JAX backend. Gives them as well a device with round figures, meshes of it, and programs
-formulated on them.
+formulated on them. Skips what is exhaustive, and says so, unless `--exhaustive` is given.
 """
 
 import gc
@@ -97,8 +97,26 @@ def _formulated(fn, args, mesh, budget_bytes=None, donate=(), pins=None, **optio
     return formulate(program, mesh, budget_bytes, pins, **options)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+EXHAUSTIVE = "exhaustive"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "also run the tests marked `exhaustive`: laws that other tests show already, on more models, meshes and plans"
+    parser.addoption("--exhaustive", action="store_true", help=told)
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Tells how many tests were left out, apart from those that cannot run here."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    if number := sum(EXHAUSTIVE in report.keywords for report in skipped):
+        terminalreporter.write_line(f"{number} exhaustive tests were skipped; --exhaustive runs them, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests run first: the last one to be begun is short, and keeps no worker waiting for the other."""
+    for item in items:
+        if item.get_closest_marker(EXHAUSTIVE) and not config.getoption("exhaustive"):
+            item.add_marker(pytest.mark.skip(reason="exhaustive: --exhaustive runs it"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
