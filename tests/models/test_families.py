@@ -1,7 +1,7 @@
 """Every family: it learns, its state keeps its types, and steps planned or written by hand are plain ones.
 
 benchmarks/zoo_equality.py runs every strategy on every mesh; here are the plan, and for each family the strategies that
-say most of it.
+say most of it. With `--exhaustive` plans are on all meshes, and strategies that other families show are run too.
 """
 
 import jax
@@ -19,22 +19,27 @@ BY_HAND = {
     "gpt": ("ddp+tables", "zero1+megatron-sp"),
     "gpt_linen": ("zero3+megatron",),
     "llama": ("zero3+megatron-sp",),
-    "encoder": ("zero2+megatron",),
-    "encoder_decoder": ("zero3+megatron",),
+    "encoder": (),
+    "encoder_decoder": (),
     "moe": ("ddp+experts", "zero3+experts+megatron"),
     "vit": ("zero2",),
     "vit_linen": ("megatron",),
     "wide_resnet": ("zero1", "ddp+megatron"),
-    "unet": ("zero3",),
+    "unet": (),
     "dlrm": ("ddp+tables", "zero1"),
     "recurrent": ("ddp+megatron",),
     "graph_network": ("zero3",),
 }
 """Strategies that are run in the tests: on two axes, since those of one axis split over both."""
 
-ON_ALL_MESHES = ("moe", "dlrm", "recurrent", "graph_network")
-"""Families that the tests plan for one and three axes, too; GPTs on such meshes are those of
-tests/execution/test_gpt_forms.py. The others take most of the time, and are the benchmark's.
+ALSO_BY_HAND = {"encoder": "zero2+megatron", "encoder_decoder": "zero3+megatron", "unet": "zero3"}
+"""Strategies that are run with `--exhaustive` only: those above, and the plan of the family, have them or what they are
+made of.
+"""
+
+ON_ALL_MESHES = ("dlrm",)
+"""Families that are planned for one and three axes in every run; GPTs on such meshes are those of
+tests/execution/test_gpt_forms.py.
 """
 
 
@@ -51,6 +56,7 @@ def by_name(reference):
 
 def test_there_is_a_program_for_every_family():
     assert list(PROGRAMS) == list(FAMILIES) == list(BY_HAND)
+    assert {name for name, strategies in BY_HAND.items() if not strategies} == set(ALSO_BY_HAND)
     for name, program in PROGRAMS.items():
         assert type(program.config) is FAMILIES[name].config
 
@@ -66,11 +72,7 @@ def test_a_step_moves_all_mutable_state(reference):
     assert bool(before) == (by_name(reference) == "wide_resnet")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", zoo_checks.MESHES)
-def test_planned_steps_equal_plain_ones(reference, mesh):
-    if len(zoo_checks.MESHES[mesh]) != 2 and by_name(reference) not in ON_ALL_MESHES:
-        pytest.skip("benchmarks/zoo_equality.py plans this family for one and three axes")
+def check_planned(reference, mesh):
     subject = reference.subject
     axes = zoo_checks.MESHES[mesh]
     made = plan_program(
@@ -86,8 +88,21 @@ def test_planned_steps_equal_plain_ones(reference, mesh):
     zoo_checks.assert_equal(plan, reference)
 
 
-def test_steps_by_hand_equal_plain_ones(reference):
-    names = BY_HAND[by_name(reference)]
+@pytest.mark.slow
+def test_planned_steps_equal_plain_ones(reference):
+    for mesh in zoo_checks.MESHES if by_name(reference) in ON_ALL_MESHES else ["2x4"]:
+        check_planned(reference, mesh)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mesh", [mesh for mesh in zoo_checks.MESHES if mesh != "2x4"])
+def test_planned_steps_equal_plain_ones_on_other_meshes(reference, mesh):
+    if by_name(reference) in ON_ALL_MESHES:
+        pytest.skip("is planned for all meshes in every run")
+    check_planned(reference, mesh)
+
+
+def check_by_hand(reference, names):
     chosen = [s for s in baselines.suited(reference.subject) if s.name in names]
     assert len(chosen) == len(names)
     for strategy in chosen:
@@ -95,6 +110,18 @@ def test_steps_by_hand_equal_plain_ones(reference):
             strategy, reference.subject, mesh=zoo_checks.MESHES["2x4"], options=zoo_checks.OPTIONS
         )
         zoo_checks.assert_equal(plan, reference)
+
+
+def test_steps_by_hand_equal_plain_ones(reference):
+    check_by_hand(reference, BY_HAND[by_name(reference)])
+
+
+@pytest.mark.exhaustive
+def test_more_steps_by_hand_equal_plain_ones(reference):
+    name = by_name(reference)
+    if name not in ALSO_BY_HAND:
+        pytest.skip("all its strategies are run in every run")
+    check_by_hand(reference, [ALSO_BY_HAND[name]])
 
 
 def test_deviations_are_shares_of_the_scale_of_a_leaf():
