@@ -16,11 +16,13 @@ MESHES = ({"all": 8}, {"data": 2, "tensor": 4})
 APPLICABLE = [s for s in ALL if s.spread is None and s.tensor is not TensorRule.SEQUENCE]
 CASES = [(s, m) for s in APPLICABLE for m in MESHES if len(m) > 1 or not (s.data and s.tensor)]
 GPT_CASES = [
-    ("scan", Strategy(DataRule.ZERO3, TensorRule.MEGATRON), MESHES[1]),
-    pytest.param("plain", Strategy(None, TensorRule.MEGATRON), MESHES[0], marks=pytest.mark.slow),
-    pytest.param("plain", Strategy(DataRule.ZERO3), MESHES[0], marks=pytest.mark.slow),
     pytest.param("dropout", Strategy(DataRule.ZERO2, TensorRule.MEGATRON), MESHES[1], marks=pytest.mark.slow),
+    pytest.param("scan", Strategy(DataRule.ZERO3, TensorRule.MEGATRON), MESHES[1], marks=pytest.mark.exhaustive),
+    pytest.param("plain", Strategy(None, TensorRule.MEGATRON), MESHES[0], marks=pytest.mark.exhaustive),
+    pytest.param("plain", Strategy(DataRule.ZERO3), MESHES[0], marks=pytest.mark.exhaustive),
 ]
+"""In every run one: scanned layers, and both other strategies, are those of a family's (tests/models/test_families.py).
+"""
 
 
 def trained(run, step, state):

@@ -66,12 +66,16 @@ def gradients(*args):
     return jax.value_and_grad(loss, argnums=tuple(range(len(args))))(*args)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("kv_heads", "bias"),
-    [(HEADS, None), (2, None), (HEADS, (EXAMPLES, HEADS, POSITIONS, POSITIONS))],
-    ids=["heads", "grouped heads", "bias"],
-)
+KINDS = {"heads": (HEADS, None), "grouped heads": (2, None), "bias": (HEADS, (EXAMPLES, HEADS, POSITIONS, POSITIONS))}
+CASES = [
+    pytest.param(*own, seed, id=f"{kind}-{seed}", marks=[] if seed == n else pytest.mark.exhaustive)
+    for n, (kind, own) in enumerate(KINDS.items())
+    for seed in range(3)
+]
+"""One plan of each kind in every run."""
+
+
+@pytest.mark.parametrize(("kv_heads", "bias", "seed"), CASES)
 def test_any_plan_computes_the_same(random_plan, seed, kv_heads, bias):
     args = inputs(kv_heads, bias)
     plan = random_plan(gradients, args, {"data": 4, "tensor": 2}, seed)

@@ -65,8 +65,17 @@ def _arguments(dtype):
     return params, jnp.asarray(rng.normal(size=(BATCH, LENGTH, D)), dtype)
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 8}, {"data": 2, "tensor": 4}, {"a": 4, "b": 2}])
-@pytest.mark.parametrize("seed", range(4))
+MESHES = {"tensor": 8}, {"data": 2, "tensor": 4}, {"a": 4, "b": 2}
+OFTEN = {(0, 0), (1, 1), (2, 2), (1, 3)}
+"""A plan or two of each mesh, in every run."""
+CASES = [
+    pytest.param(MESHES[n], seed, marks=[] if (n, seed) in OFTEN else pytest.mark.exhaustive)
+    for n in range(3)
+    for seed in range(4)
+]
+
+
+@pytest.mark.parametrize(("mesh", "seed"), CASES)
 def test_products_in_pieces_equal_whole_ones(cluster, mesh, seed, tmp_path):
     args = _arguments(jnp.float32)
     plan = _in_pieces(layer, args, mesh, cluster, seed)

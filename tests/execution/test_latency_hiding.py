@@ -46,7 +46,7 @@ def enters_a_layer(lowered: jax.stages.Lowered) -> int:
 @pytest.mark.parametrize(
     ("name", "candidate"),
     [
-        ("zero3", Candidate.PLAN_COSTS),
+        pytest.param("zero3", Candidate.PLAN_COSTS, marks=pytest.mark.exhaustive),
         ("megatron", Candidate.PLAN_COSTS),
         ("zero3", Candidate.BY_TIME),
     ],
