@@ -50,21 +50,28 @@ def with_layers(step, execution=SYNC, **settings):
     return autoshard.HostTables(step, lambda: state_of(step), first, execution=execution, **settings)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "num_workers", "mesh", "ids"),
-    [
-        (optax.adagrad(optax.linear_schedule(0.3, 0.1, 5)), 1, None, "zipf"),
-        (optax.sgd(0.1), 2, None, "even"),
-        (of_layers(optax.adam(0.05)), 3, None, "one worker's"),
-        (of_layers(optax.adam(0.05)), 2, {"data": 8}, "zipf"),
-    ],
-    ids=["adagrad", "sgd", "adam", "adam, eight devices"],
-)
-def test_layers_at_the_host_make_no_difference(optimizer, num_workers, mesh, ids):
+SETTINGS = {
+    "adagrad": (optax.adagrad(optax.linear_schedule(0.3, 0.1, 5)), 1, None, "zipf"),
+    "sgd": (optax.sgd(0.1), 2, None, "even"),
+    "adam": (of_layers(optax.adam(0.05)), 3, None, "one worker's"),
+    "adam, eight devices": (of_layers(optax.adam(0.05)), 2, {"data": 8}, "zipf"),
+}
+CUTS = (LAYERS, "sync"), (LAYERS, "async"), (LAYERS[:2], "sync"), (LAYERS[:1], "async")
+CASES = [
+    pytest.param(*own, CUTS[a::2] if is_often else CUTS[1 - a :: 2], id=name, marks=marks)
+    for n, (name, own) in enumerate(SETTINGS.items())
+    for a in [n % 2]
+    for is_often, marks in ((True, []), (False, pytest.mark.exhaustive))
+]
+"""Two cuts of each in every run, the other two with `--exhaustive`."""
+
+
+@pytest.mark.parametrize(("optimizer", "num_workers", "mesh", "ids", "cuts"), CASES)
+def test_layers_at_the_host_make_no_difference(optimizer, num_workers, mesh, ids, cuts):
     """With bags some of which are empty or of one row; cut behind the projection, its bias, or the tower."""
     step = autoshard.TrainStep(loss_fn, optimizer)
     expected, metrics = whole(step, ids)
-    for layers, mode in ((LAYERS, "sync"), (LAYERS, "async"), (LAYERS[:2], "sync"), (LAYERS[:1], "async")):
+    for layers, mode in cuts:
         execution = autoshard.Execution(mode, max_staleness=0, num_workers=num_workers)
         with with_layers(step, execution, host_layers=layers, mesh=mesh) as tables:
             done = list(tables.steps(batches(5, ids)))
