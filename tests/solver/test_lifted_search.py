@@ -93,7 +93,7 @@ def test_bounds_of_the_lifted_problem_hold_for_the_whole(link, share):
     assert proven > 5
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2, 3))])
 def test_bounds_hold_for_random_covers(block):
     """Covers of random graphs: parallel edges that join the same copies or others, cycles that close or do not."""
     proven = 0
