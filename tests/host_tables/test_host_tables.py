@@ -181,7 +181,10 @@ def test_what_the_host_cannot_pool_is_refused():
 HOT = {"bags": 9, "bias": np.array([30, 2, 17, 36])}
 
 
-@pytest.mark.parametrize(("mode", "mesh"), [("sync", None), ("pipelined", None), ("pipelined", {"data": 8})])
+@pytest.mark.parametrize(
+    ("mode", "mesh"),
+    [("sync", None), pytest.param("pipelined", None, marks=pytest.mark.exhaustive), ("pipelined", {"data": 8})],
+)
 def test_hot_rows_make_no_difference(mode, mesh, tmp_path):
     """Neither to results, nor to checkpoints, nor to evaluations; where the optimizer is exact."""
     step = autoshard.TrainStep(loss_fn, optax.chain(optax.clip_by_global_norm(0.5), optax.adagrad(0.3)))

@@ -20,7 +20,6 @@ from autoshard.cluster import Cluster
 from autoshard.errors import ConfigError, ExportError, FileFormatError, MemoryBudgetError, PlanMismatchError
 from autoshard.offloading.situation import HostRates
 from autoshard.printing import seconds
-from autoshard.report.reading import read_material
 
 CLUSTERS = pathlib.Path(__file__).parents[2] / "configs" / "clusters"
 CLUSTER = Cluster.from_file(CLUSTERS / "h100x8_cpu.yaml")
@@ -235,7 +234,10 @@ def on_one_device(step, make_state, all_batches):
     return state, losses
 
 
-@pytest.mark.parametrize(("optimizer", "is_read"), [(optax.sgd(0.5), True), (optax.adagrad(0.1), False)])
+@pytest.mark.parametrize(
+    ("optimizer", "is_read"),
+    [(optax.sgd(0.5), True), pytest.param(optax.adagrad(0.1), False, marks=pytest.mark.exhaustive)],
+)
 def test_three_steps_equal_those_of_one_device(optimizer, is_read, tmp_path):
     step, make_state, _ = program = program_of(optimizer)
     plan = planned(program)
@@ -253,7 +255,7 @@ def test_three_steps_equal_those_of_one_device(optimizer, is_read, tmp_path):
         np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_ranked", [True, False])
+@pytest.mark.parametrize("is_ranked", [pytest.param(True, marks=pytest.mark.exhaustive), False])
 def test_hot_rows_that_the_plan_keeps_on_the_devices_make_no_difference(is_ranked):
     """Slow CPUs make them worth while; of rows in no order, those of a sample, which has fewer, are taken."""
     step, make_state, _ = program = program_of(batch_size=4096)
@@ -324,6 +326,8 @@ def test_the_explanation_tells_places_mode_workers_time_memory_and_how_to_run_it
 
 
 def test_plans_are_saved_and_read(hosted, tmp_path):
+    from autoshard.report.reading import read_material  # half of what a process of planned_process.py would import
+
     path = tmp_path / "plan.json"
     hosted.save(path)
     read = autoshard.load(path)
@@ -380,11 +384,15 @@ class Projected(nn.Module):
 
 @pytest.mark.parametrize(
     ("model", "options", "host_layers"),
-    [(Bags, {}, ()), (Projected, {"host_layers": ("params.narrow.kernel",)}, ("params.narrow.kernel",))],
-    ids=["sums", "layers"],
+    [
+        pytest.param(Bags, {}, (), marks=pytest.mark.exhaustive, id="sums"),
+        pytest.param(
+            Projected, {"host_layers": ("params.narrow.kernel",)}, ("params.narrow.kernel",), id="sums and layers"
+        ),
+    ],
 )
 def test_a_plan_with_sums_or_layers_at_the_host_equals_one_device(model, options, host_layers, tmp_path):
-    """Where the link is slow and its mode allows it; also as it was saved."""
+    """Where the link is slow and its mode allows it; also as it was saved. Layers are those over sums."""
     shapes = {
         "bags": jax.ShapeDtypeStruct((EXAMPLES, 8), jnp.int32),
         "y": jax.ShapeDtypeStruct((EXAMPLES,), jnp.float32),
