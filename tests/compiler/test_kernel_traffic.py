@@ -250,8 +250,15 @@ def of_jax(q, k, v):
 
 
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
-@pytest.mark.parametrize("attention", [grouped, of_jax])
-@pytest.mark.parametrize("is_recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("is_recomputed", "attention"),
+    [
+        pytest.param(False, grouped, id="kept"),
+        pytest.param(True, grouped, id="recomputed"),
+        pytest.param(True, of_jax, id="recomputed, of JAX"),
+        pytest.param(False, of_jax, marks=pytest.mark.exhaustive, id="kept, of JAX"),
+    ],
+)
 def test_grouped_attention_moves_what_the_compiled_one_does(attention, is_recomputed):
     """Scores or their gradients are turned around, and softmaxes and gradients written in two orders: within a fifth.
 
