@@ -157,7 +157,10 @@ def layered_arguments():
     return jax.eval_shape(TRAIN_STEP.init, [{"up": f32(64, 512), "down": f32(512, 64)}] * 4), f32(4096, 64)
 
 
-@pytest.mark.parametrize("budget_bytes", [1e9, 1.3e7, 9e6])
+@pytest.mark.parametrize(
+    "budget_bytes",
+    [pytest.param(1e9, marks=pytest.mark.exhaustive), pytest.param(1.3e7, marks=pytest.mark.exhaustive), 9e6],
+)
 def test_strategies_have_the_best_of_the_usual_forms(budget_bytes):
     """Each has the form whose plan is the fastest of those that fit, as each form planned by itself tells; and the
     plan, whose form is searched, is no slower than any, but for its gap."""
