@@ -195,7 +195,7 @@ def test_the_cache_is_used_unless_it_is_off(tmp_path, monkeypatch):
     assert "from the cache" not in invoke(path, "--no-cache").stderr
 
 
-@pytest.mark.parametrize(("has_solution", "limit_s"), [(True, 25), (False, 6)])
+@pytest.mark.parametrize(("has_solution", "limit_s"), [(True, 20), (False, 6)])
 def test_a_search_that_looks_at_no_clock_is_cut_off(tmp_path, has_solution, limit_s):
     """The main thread is held up after its first progress, as by a library; the best so far is shown in time."""
     code = f"""
