@@ -106,7 +106,7 @@ def test_models_with_fused_attention_are_the_models(config):
     path = pathlib.Path(__file__).parents[2] / "configs" / f"{config}.yaml"
     losses = []
     for fused in ("false", "true"):
-        overrides = {"dtype": "bfloat16", "num_layers": 2, "fused_attention": fused}
+        overrides = {"dtype": "bfloat16", "num_layers": 1, "fused_attention": fused}
         own = load_config(path, [f"model.overrides.{name}={value}" for name, value in overrides.items()])
         functions = train_functions(own)
         state = functions.init(0)

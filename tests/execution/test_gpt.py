@@ -23,10 +23,12 @@ def scanned():
     return LinenGPTConfig(**{f.name: getattr(base, f.name) for f in dataclasses.fields(base)}, scan_layers=True)
 
 
+SCANNED = pytest.param(scanned, {"a": 2, "b": 2, "c": 2}, marks=pytest.mark.exhaustive)
+"""Scans under such plans are those of test_functions.py and test_random_programs.py, too."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "mesh"), [(unrolled, {"a": 2, "b": 4}), (scanned, {"a": 2, "b": 2, "c": 2})], ids=["nnx", "linen_scan"]
-)
+@pytest.mark.parametrize(("config", "mesh"), [(unrolled, {"a": 2, "b": 4}), SCANNED], ids=["nnx", "linen_scan"])
 def test_steps_of_training(config, mesh, random_plan):
     functions = train_step.build(config(), optax.sgd(0.1, momentum=0.9))
     tokens = jax.random.randint(jax.random.key(1), (2, 8, 8), 0, 64)

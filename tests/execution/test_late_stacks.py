@@ -87,10 +87,10 @@ def test_plans_run_scans_of_layers_with_late_stacks():
 def test_stacks_of_layers_computed_again_take_memory_one_layer_at_a_time():
     stack_bytes = STEPS * BATCH * WIDTH * 4 / 8
     peaks = []
-    for layers in (2, 6):
+    for layers in (2, 4):
         step, args, plan = planned(layers, {"data": 8})
         memory = compile_step(plan, step, args, gpu_devices(H100, 8, 8), COMPILER_OPTIONS).memory
         peaks.append(memory.peak_bytes)
         assert 0.97 <= plan.estimate.peak_bytes / memory.peak_bytes <= 1.1
-    # each layer keeps its input; four more hold on to no more than one buffer each, and parameters
-    assert peaks[1] - peaks[0] <= 4 * 1.5 * stack_bytes
+    # each layer keeps its input; two more hold on to no more than one buffer each, and parameters
+    assert peaks[1] - peaks[0] <= 2 * 1.5 * stack_bytes

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from jax import lax
 
@@ -199,15 +200,29 @@ def assert_same(found, expected):
 
 
 # No shrinking: each example compiles a program for eight devices, and a program of nine steps can be read as it is.
-@settings(
-    max_examples=16,
+QUIET = settings(
     deadline=None,
     derandomize=True,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )
-@given(program=PROGRAMS, mesh=st.sampled_from(MESHES), seed=st.integers(0, 2**32 - 1))
+DRAWN = given(program=PROGRAMS, mesh=st.sampled_from(MESHES), seed=st.integers(0, 2**32 - 1))
+
+
+@settings(QUIET, max_examples=8)
+@DRAWN
 def test_random_programs_under_random_plans(random_plan, program, mesh, seed):
+    check(random_plan, program, mesh, seed)
+
+
+@pytest.mark.exhaustive
+@settings(QUIET, max_examples=48)
+@DRAWN
+def test_many_random_programs_under_random_plans(random_plan, program, mesh, seed):
+    check(random_plan, program, mesh, seed)
+
+
+def check(random_plan, program, mesh, seed):
     args = arguments()
     expected = jax.jit(program)(*args)
     plan = random_plan(program, args, mesh, seed)
