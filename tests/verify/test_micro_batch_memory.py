@@ -46,7 +46,7 @@ def compiled_peak_bytes(step, args, plan):
 
 
 @needs_compiler
-@pytest.mark.parametrize("split", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("split", [pytest.param(0, marks=pytest.mark.exhaustive), 1], ids=["rows", "columns"])
 def test_memory_is_what_the_compiler_reserves(split, monkeypatch):
     """Weights are gathered for short products, so that gathers wait for each other."""
     monkeypatch.setenv("XLA_FLAGS", "")  # this test process sets one that only XLA:CPU knows

@@ -18,7 +18,7 @@ from autoshard.verify.devices import _is_installed, devices_for, options_for
 from autoshard.verify.targets import target_named
 
 CLUSTER = pathlib.Path(__file__).parents[2] / "configs" / "clusters" / "h100x8_cpu.yaml"
-WIDTH, LAYERS = 2048, 6
+WIDTH, LAYERS = 2048, 4
 AS_WRITTEN = autoshard.PlanOptions(remat="as_written", micro_batches="as_written", mesh_limit_s=30, least_memory_s=0)
 STEPS = {
     "adamw": optax.adamw(1e-3),

@@ -21,7 +21,9 @@ def loss_fn(layers, batch, key):
 
 
 @pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
-@pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.8, marks=pytest.mark.exhaustive), pytest.param(0.6, marks=pytest.mark.exhaustive), 0.4]
+)
 def test_memory_is_what_the_compiler_reserves(share, monkeypatch):
     """With shares of what keeping everything needs: within 10 %, and never 3 % too small."""
     monkeypatch.setenv("XLA_FLAGS", "")  # this test process sets one that only XLA:CPU knows
