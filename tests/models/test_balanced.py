@@ -1,6 +1,8 @@
 """Steps whose devices have shares drawn at random, other ones at every step, are plain ones; nothing is compiled.
 
-benchmarks/shares_equality.py does so for all families that have heads or experts, on all meshes.
+In every run of a model with heads and experts; heads and hidden units in a loop are those of
+tests/plans/test_balanced.py. benchmarks/shares_equality.py does so for all families that have heads or experts, on all
+meshes.
 """
 
 import jax
@@ -27,7 +29,10 @@ def compiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "mesh", "sizes"), [("gpt", "zero", "loop"), ("moe", "8", "switch")])
+@pytest.mark.parametrize(
+    ("family", "mesh", "sizes"),
+    [pytest.param("gpt", "zero", "loop", marks=pytest.mark.exhaustive), ("moe", "8", "switch")],
+)
 def test_steps_with_shares_equal_plain_ones(compiled, family, mesh, sizes):
     reference = zoo_checks.reference_of(program(family))
     strategy, axes = MESHES[mesh]

@@ -92,7 +92,9 @@ def masks_of(placings, rooms, unbiased):
     return masks
 
 
-@pytest.mark.parametrize(("sizes", "unbiased"), [("loop", False), ("loop", True), ("switch", True)])
+@pytest.mark.parametrize(
+    ("sizes", "unbiased"), [("loop", False), pytest.param("loop", True, marks=pytest.mark.exhaustive), ("switch", True)]
+)
 def test_units_left_out_are_masks(plan, run, batches, sizes, unbiased):
     """Also where units have moved: loss, parameters and the state of the optimizer, also of what is left out."""
     if unbiased:

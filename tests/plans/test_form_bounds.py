@@ -91,7 +91,12 @@ def update_s(bounds) -> float:
     return own_s
 
 
-@pytest.mark.parametrize("policy", [*Keep, MIXED], ids=str)
+OFTEN = Keep.ALL, Keep.INPUTS, MIXED
+
+
+@pytest.mark.parametrize(
+    "policy", [*OFTEN, *(pytest.param(k, marks=pytest.mark.exhaustive) for k in Keep if k not in OFTEN)], ids=str
+)
 def test_no_plan_takes_less(bounds, update_s, policy):
     """Kernels are those of the whole step, but for the update."""
     policy = bounds.uniform(policy) if isinstance(policy, Keep) else policy

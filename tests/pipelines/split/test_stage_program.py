@@ -120,18 +120,19 @@ def numbers(x: jax.Array) -> np.ndarray:
 @pytest.mark.parametrize(
     ("family", "num_stages"),
     [
-        ("llama", 3),
-        ("encoder", 2),
+        pytest.param("llama", 3, marks=pytest.mark.exhaustive),
+        pytest.param("encoder", 2, marks=pytest.mark.exhaustive),
         ("encoder_decoder", 4),
-        ("moe", 3),
+        pytest.param("moe", 3, marks=pytest.mark.exhaustive),
         ("wide_resnet", 3),
         ("dlrm", 3),
-        ("recurrent", 3),
-        ("graph_network", 3),
+        pytest.param("recurrent", 3, marks=pytest.mark.exhaustive),
+        pytest.param("graph_network", 3, marks=pytest.mark.exhaustive),
     ],
 )
 def test_stages_of_a_model_are_the_whole(family, num_stages):
-    """The families that benchmarks/staged_equality.py adds are slow to compile (unet), or like one of these."""
+    """In every run those with values that cross several cuts, with mutable state, and with tables; the families that
+    benchmarks/staged_equality.py adds are slow to compile (unet), or like one of these."""
     program = PROGRAMS[family]
     objective = FAMILIES[family].objective(program.config)
     loss = lambda p, m, b, k: objective.loss(p, m, b, k if objective.is_random else None)
