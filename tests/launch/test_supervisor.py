@@ -103,7 +103,7 @@ def kill(*ranks, number=signal.SIGKILL):
     return disturb
 
 
-@pytest.mark.parametrize("ranks", [(1,), (0,), (0, 1)])
+@pytest.mark.parametrize("ranks", [pytest.param((1,), marks=pytest.mark.exhaustive), (0,), (0, 1)])
 def test_lost_workers_are_replaced(tmp_path, ranks):
     Disturbance(tmp_path, kill(*ranks)).start()
     outcome = launch(settings(tmp_path, 2, 2))

@@ -15,7 +15,7 @@ from autoshard.train.plan_reuse import why_unfit
 from autoshard.train.planning import make_plan
 from autoshard.train.registry import load_data, whole_functions
 
-STEPS = 20
+STEPS = 6
 
 BUDGET_BYTES = 2_000_000
 """Of each of two devices: the whole batch needs 3.9 MB, two micro-batches 2.6 MB, and four 1.4 MB."""

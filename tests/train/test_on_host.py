@@ -64,7 +64,9 @@ def on_devices(tmp_path_factory) -> pathlib.Path:
 HOT = {"tables.0.embedding": 20, "tables.2.embedding": 7}
 
 
-@pytest.mark.parametrize(("mode", "hot"), [("sync", None), ("pipelined", None), ("pipelined", HOT)])
+@pytest.mark.parametrize(
+    ("mode", "hot"), [("sync", None), pytest.param("pipelined", None, marks=pytest.mark.exhaustive), ("pipelined", HOT)]
+)
 def test_losses_and_evaluations_are_those_of_tables_on_devices(mode, hot, on_devices, tmp_path):
     execution = {"mode": mode, "num_workers": 2, "hot_rows": hot, "sample_batches": 4}
     result, text = run(config_of(tmp_path, execution=execution))

@@ -98,14 +98,14 @@ def runs(tmp_path_factory) -> Runs:
     assert first.interrupted and 0 < first.step < 100_000
     assert signal.getsignal(signal.SIGINT) is handler
     shutil.copytree(stopped, elsewhere)
-    last = max(first.step + 3, 30)
+    last = max(first.step + 3, 14)
     with pytest.raises(ConfigError, match="train.resume=true"):
         run(config_of(stopped, steps=last))
     second, continued = run(config_of(stopped, steps=last, resume=True))
     assert (second.step, second.interrupted) == (last, False)
     _, moved = run(config_of(elsewhere, ON_BOTH, steps=last, resume=True))
     asked_for = {"tensorboard": True, "profile_first_step": 4, "profile_steps": 2}
-    wanted = config_of(whole, steps=last, checkpoint_every=2, eval_every=20, eval_batches=2, **asked_for)
+    wanted = config_of(whole, steps=last, checkpoint_every=2, eval_every=6, eval_batches=2, **asked_for)
     _, printed = run(wanted)
     assert load_config(whole / "config.yaml") == wanted
     return Runs(first.step, last, (whole, printed), (stopped, continued), (elsewhere, moved))
@@ -169,7 +169,7 @@ def test_evaluation_equals_that_of_the_unsharded_model_without_dropout(runs):
     config = load_config(folder / "config.yaml")
     functions, data = train_functions(config), load_data(config)
     reported = {line["step"]: line["loss"] for line in logged(folder, "eval")}
-    assert list(reported) == sorted({*range(20, runs.last + 1, 20), runs.last})
+    assert list(reported) == sorted({*range(6, runs.last + 1, 6), runs.last})
     one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.eval_shape(functions.init, 0)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), like)
