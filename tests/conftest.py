@@ -101,7 +101,9 @@ EXHAUSTIVE = "exhaustive"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "also run the tests marked `exhaustive`: laws that other tests show already, on more models, meshes and plans"
+    told = (
+        "also run the tests marked `exhaustive`: laws that other tests show already, on more models, meshes and plans"
+    )
     parser.addoption("--exhaustive", action="store_true", help=told)
 
 
