@@ -2,12 +2,12 @@
 
 import json
 import pathlib
-import subprocess
 import sys
 
 import pytest
 import rich.text
 import typer
+from together import run_together
 from typer.testing import CliRunner
 
 from autoshard import Plan, StagedPlan
@@ -161,7 +161,6 @@ def test_training_on_other_devices_than_the_machine_s(tmp_path):
     """In a process of its own, since the number of devices is fixed at JAX's first use."""
     command = [sys.executable, "-c", "from autoshard.cli import app; app()", "train", CONFIGS / "quickstart.yaml"]
     command += [*SMALL, "train.steps=2", f"train.output_dir={tmp_path}", "--devices", "4"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    (printed,) = run_together([list(map(str, command))])
     assert Plan.load(tmp_path / "plan.json").num_devices == 4
-    assert "Step 2, loss 5." in done.stdout
+    assert "Step 2, loss 5." in printed

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from together import free_port
+from together import free_port, run_together
 
 PROGRAM = pathlib.Path(__file__).with_name("one_process.py")
 TIMEOUT_S = 120
@@ -18,26 +18,16 @@ def run(base: pathlib.Path, tier: str, hosts: list[str], steps: int, *before: st
     """What the processes, one on each of `hosts`, say; fails with all their output if one fails."""
     port = free_port()
     reports = [base.parent / f"{base.name}-{n}.json" for n in range(len(hosts))]  # `base` may be mounted for them alone
-    processes = [
-        subprocess.Popen(
-            [
-                *before,
-                sys.executable,
-                str(PROGRAM),
-                str(n),
-                str(len(hosts)),
-                str(port),
-                str(base),
-                host,
-                tier,
-                str(steps),
-                str(said),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    commands = [
+        [sys.executable, *map(str, (PROGRAM, n, len(hosts), port, base, host, tier, steps, said))]
         for n, (host, said) in enumerate(zip(hosts, reports, strict=True))
+    ]
+    if not before:
+        run_together(commands)
+        return [json.loads(said.read_text()) for said in reports]
+    processes = [
+        subprocess.Popen([*before, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
     ]
     try:
         outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]

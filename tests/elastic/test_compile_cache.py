@@ -3,16 +3,13 @@
 import json
 import os
 import pathlib
-import socket
-import subprocess
 import sys
 
 import pytest
+from together import free_port, run_together
 
 from autoshard.elastic.compile_cache import COMPILE_CACHE, CheckedCache, use_compile_cache
 from autoshard.errors import FolderError
-
-TIMEOUT_S = 240
 
 WORKER = """
 import json, pathlib, sys
@@ -41,20 +38,11 @@ jax.distributed.shutdown()
 
 def generation(folder: pathlib.Path) -> list[dict]:
     """What two processes of two devices report; the second of them stands for all but the first."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     reports = [folder.parent / f"{folder.name}-{rank}.json" for rank in range(2)]  # Gloo prints, too
-    command = lambda rank: [sys.executable, "-c", WORKER, address, str(rank), str(folder), str(reports[rank])]
-    start = lambda rank: subprocess.Popen(command(rank), stdout=subprocess.PIPE, text=True)
-    processes = [start(rank) for rank in range(2)]
-    try:
-        for process in processes:
-            process.communicate(timeout=TIMEOUT_S)
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
+    run_together(
+        [[sys.executable, "-c", WORKER, address, str(rank), str(folder), str(reports[rank])] for rank in (0, 1)]
+    )
     return [json.loads(report.read_text()) for report in reports]
 
 

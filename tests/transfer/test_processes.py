@@ -4,11 +4,11 @@ import ipaddress
 import os
 import pathlib
 import signal
-import socket
-import subprocess
 import sys
+import threading
 
 import pytest
+from together import free_port, start
 
 from autoshard.transfer.peers import host_towards_coordinator
 
@@ -18,28 +18,25 @@ TIMEOUT_S = 120
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     """What the two processes print, of which the second one kills itself at the end."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    folder = str(tmp_path_factory.mktemp("told"))
+    port, folder = free_port(), tmp_path_factory.mktemp("told")
     program = pathlib.Path(__file__).with_name("two_processes.py")
+    logs = [folder / f"{number}.log" for number in range(2)]
     processes = [
-        subprocess.Popen(
-            [sys.executable, str(program), f"127.0.0.1:{port}", str(number), folder],
-            env=os.environ | {"JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        start(
+            [sys.executable, str(program), f"127.0.0.1:{port}", str(number), str(folder)],
+            os.environ | {"JAX_PLATFORMS": "cpu"},
+            log,
         )
-        for number in range(2)
+        for number, log in enumerate(logs)
     ]
-    try:
-        texts = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, -signal.SIGKILL], texts
-    return [out for out, _ in texts]
+    late = threading.Timer(TIMEOUT_S, lambda: [process.kill() for process in processes])
+    late.start()
+    for process in processes:
+        process.join()
+    late.cancel()
+    texts = [log.read_text() for log in logs]
+    assert [process.exitcode for process in processes] == [0, -signal.SIGKILL], texts
+    return texts
 
 
 def test_arrays_arrive(printed):

@@ -3,12 +3,12 @@
 import itertools
 import os
 import pathlib
-import socket
-import subprocess
 import sys
 import threading
+import time
 
 import pytest
+from together import free_port, start
 
 TIMEOUT_S = 240
 TOLD_S = 6
@@ -17,31 +17,35 @@ TOLD_S = 6
 
 def run_processes(devices, event, folder):
     """What all but the last of some processes print, which have these numbers of devices; see staged_process.py."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     program = pathlib.Path(__file__).with_name("staged_process.py")
     arguments = [",".join(map(str, devices)), event, str(TOLD_S)]
     logs = [folder / f"{number}.log" for number in range(len(devices))]
     processes = []
     for number, log in enumerate(logs):
         command = [sys.executable, str(program), f"127.0.0.1:{port}", str(number), *arguments]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-        with log.open("w") as errors:
-            processes.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
-            )
+        processes.append(start(command, os.environ | {"JAX_PLATFORMS": "cpu"}, log, log.with_suffix(".errors")))
     kill_all = lambda: [process.kill() for process in processes]
     late = threading.Timer(TIMEOUT_S, kill_all)
     late.start()
     try:
         # nobody ends before all are over, so each is read up to there
-        return [list(itertools.takewhile(lambda line: line != "over\n", process.stdout)) for process in processes[:-1]]
+        return list(map(until_over, processes[:-1], logs))
     finally:
         late.cancel()
         kill_all()
         for process in processes:
-            process.wait()
+            process.join()
+
+
+def until_over(process, log):
+    """The lines that a process writes before it is over, or dies."""
+    while True:
+        is_alive = process.is_alive()
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        if "over\n" in lines or not is_alive:
+            return list(itertools.takewhile(lambda line: line != "over\n", lines))
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
