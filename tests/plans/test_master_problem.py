@@ -23,7 +23,7 @@ def train(params, x):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
 
 
-@pytest.fixture(scope="module", params=[1.0, 30.0])
+@pytest.fixture(scope="module", params=[1.0, pytest.param(30.0, marks=pytest.mark.exhaustive)])
 def problem(request, formulated, mesh_of):
     """A problem whose collectives hide, with little and with much to compute beside them."""
     mesh = mesh_of(4)

@@ -125,7 +125,7 @@ def test_repricing_changes_costs_and_nothing_else(hiding):
     assert again.problem.usages is hiding.problem.usages
 
 
-@pytest.fixture(scope="module", params=[1.0, 4.0, 16.0])
+@pytest.fixture(scope="module", params=[1.0, pytest.param(4.0, marks=pytest.mark.exhaustive), 16.0])
 def one_layer(request, formulated, gpus):
     """The problem of one layer with more and more to compute beside what is sent, and the steps of all its plans."""
     mesh = gpus(4)

@@ -489,7 +489,7 @@ def invoke(*args):
     return CliRunner().invoke(app, ["verify", *map(str, args)])
 
 
-@pytest.mark.parametrize("mode", ["auto", "pipelined"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("pipelined", marks=pytest.mark.exhaustive)])
 def test_a_saved_plan_with_tables_in_host_memory_is_verified(mode, tmp_path):
     """What runs on the devices, the step over the rows of a batch; the configuration tells how it is cut out."""
     path, json_file = tmp_path / "plan.json", tmp_path / "verified.json"
