@@ -1,13 +1,15 @@
 """What a worker of a run in code leaves on disk when its loop ends."""
 
+import os
+import pathlib
 import shutil
-import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from single_worker import worker_of
+from together import start
 
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.elastic.worker import Cadence, run_identity
@@ -46,14 +48,15 @@ def test_a_last_state_that_cannot_be_saved_is_an_error(tmp_path, monkeypatch):
             worker.save_last_commit()
 
 
-def test_what_a_worker_prints_on_a_full_disk_does_not_end_it():
+def test_what_a_worker_prints_on_a_full_disk_does_not_end_it(tmp_path):
     code = (
         "from autoshard.elastic.output import print_without_fail; print_without_fail(); print('x'); raise SystemExit(7)"
     )
-    with open("/dev/full", "w") as full:
-        assert subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False).returncode == 7
-    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    assert told.returncode == 7 and told.stdout == "x\n"
+    for output in (pathlib.Path("/dev/full"), tmp_path / "output"):
+        process = start([sys.executable, "-c", code], os.environ, output)
+        process.join()
+        assert process.exitcode == 7
+    assert (tmp_path / "output").read_text() == "x\n"
 
 
 def test_a_plan_that_is_gone_is_named(tmp_path):

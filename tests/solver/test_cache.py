@@ -4,12 +4,12 @@ import dataclasses
 import gzip
 import json
 import os
-import subprocess
 import sys
 
 import generate
 import numpy as np
 import pytest
+from together import run_together
 
 from autoshard.interrupts import StopRequest
 from autoshard.solver import SolverOptions, Status, evaluate
@@ -195,12 +195,10 @@ for turn in range(8):
 
 
 def test_several_processes_share_a_folder(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    fill = lambda seed: subprocess.Popen([sys.executable, "-c", FILL, str(tmp_path), str(seed)], env=environment)
-    workers = [fill(seed) for seed in range(3)]
-    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    fill = lambda seed: [sys.executable, "-c", FILL, str(tmp_path), str(seed)]
+    run_together([fill(seed) for seed in range(3)])
     assert all(path.name.endswith(".json.gz") for path in tmp_path.iterdir())
-    assert fill(0).wait() == 0
+    run_together([fill(0)])
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path):

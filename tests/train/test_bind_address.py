@@ -2,11 +2,12 @@
 
 import os
 import socket
-import subprocess
 import sys
+import time
 
 import psutil
 import pytest
+from together import free_port, start
 
 from autoshard.train.processes import bind_address
 
@@ -48,21 +49,19 @@ def test_the_coordinator_listens_where_the_others_reach_it(monkeypatch, coordina
 
 
 CODE = """
-import jax, sys
+import jax, time
 jax.config.update("jax_num_cpu_devices", 3)
 from autoshard.train.processes import join_processes
 join_processes()
 print("local devices", jax.local_device_count(), flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bind", [None, "0.0.0.0"])
-def test_the_coordinator_listens_where_it_is_told(bind):
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+def test_the_coordinator_listens_where_it_is_told(bind, tmp_path):
+    port, output = free_port(), tmp_path / "output"
     environment = {
         **os.environ,
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
@@ -77,14 +76,15 @@ def test_the_coordinator_listens_where_it_is_told(bind):
     }
     if bind is not None:
         environment["JAX_COORDINATOR_BIND_ADDRESS"] = f"{bind}:{port}"
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = start([sys.executable, "-c", CODE], environment, output, tmp_path / "errors")
     try:
-        assert process.stdout is not None and process.stdout.readline() == "local devices 3\n"
+        while process.is_alive() and not (output.exists() and output.read_text()):
+            time.sleep(0.05)
+        assert output.read_text() == "local devices 3\n"
         listening = [c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
         addresses = {address.ip.removeprefix("::ffff:") for address in listening}
         at_port = {address.ip.removeprefix("::ffff:") for address in listening if address.port == port}
         assert at_port == {"127.0.0.1"} == addresses if bind is None else at_port and at_port <= {"0.0.0.0", "::"}
     finally:
-        process.communicate("")
+        process.kill()
+        process.join()

@@ -102,11 +102,16 @@ def _run(arguments: list[str], environment: dict[str, str], output: pathlib.Path
             runpy.run_path(arguments[0], run_name="__main__")
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1
     threading._shutdown()  # as at the end of an interpreter, which a forked process would pass over
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        status = 120
     os._exit(status)
