@@ -352,7 +352,10 @@ def test_a_module_is_trained_on_a_mesh_as_flax_trains_it():
     jax.tree.map(close_enough, as_arrays(state.module), as_arrays(net))
 
 
-@pytest.mark.parametrize("parts", [None, (16, 16), (12, 20)])
+@pytest.mark.parametrize(
+    "parts",
+    [None, pytest.param((16, 16), marks=pytest.mark.exhaustive), pytest.param((12, 20), marks=pytest.mark.exhaustive)],
+)
 def test_the_loss_of_a_module_may_leave_out_rng_and_aux(parts):
     step, init = module_step()
     step = step if parts is None else step.in_parts(parts)

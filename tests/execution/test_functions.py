@@ -155,7 +155,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers")
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_runs_as_unplanned(name, seed, random_plan):
     fn, args = FUNCTIONS[name]

@@ -1,6 +1,6 @@
 """Every form of the GPT, planned and run on eight CPU devices, trains as it does unsharded.
 
-Forms run on two axes, but one of them on one, and one on three. Two run with `--exhaustive` only: each of their parts
+Forms run on two axes, but one of them on one, and one on three. Three run with `--exhaustive` only: each of their parts
 is one of another form. Models have tests of their own, where the GPT with
 untied embeddings is planned, too (tests/models/test_families.py), and so have strategies.
 
@@ -36,7 +36,7 @@ FORMS = {
     },
 }
 CASES = [
-    ("nnx", "2-D"),
+    pytest.param("nnx", "2-D", marks=pytest.mark.exhaustive),
     pytest.param("nnx-remat-dropout", "2-D", marks=pytest.mark.exhaustive),
     pytest.param("linen", "2-D", marks=pytest.mark.exhaustive),
     ("linen-scan-remat-dropout", "2-D"),

@@ -163,7 +163,7 @@ def test_every_choice_decodes(any_program):
                 assert len(set(used)) == len(used) and set(used) <= names
 
 
-@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.parametrize("name", ["train", pytest.param("stacked", marks=pytest.mark.exhaustive)])
 def test_less_memory_costs_more_time(name, formulated, mesh_of):
     fn, args, donate = LARGER[name]
     f = formulated(fn, args, mesh_of(2, 4), donate=donate)
