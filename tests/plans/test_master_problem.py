@@ -281,3 +281,25 @@ def test_the_plans_to_be_scheduled_fit_and_are_not_alike(problem, monkeypatch):
         assert master.promising(2, most_s) == found[:2]
         num_left_out += len(left_out)
     assert num_left_out
+
+
+def test_of_known_plans_one_is_made_that_sends_little(problem):
+    """Of two plans that differ in a few parts, what takes least with a share of what it sends, as by trying all."""
+    rng, share, num_made = np.random.default_rng(5), master_problem._NOT_HIDDEN, 0
+    for n in range(8):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        budget = (None, 1.001 * sorted(peak for *_, peak in made)[len(made) // 2])[n % 2]
+        every, master = (MasterProblem(StepTimes(problem), budget) for _ in range(2))
+        for picks, *_ in made:
+            every.add(picks)
+        supposed_s = {c.made: c.step_s + share * c.total_sent_s for c in every._columns.values() if not c.exceeded}
+        known = [m for m in supposed_s if m.choices in (tuple(base), tuple(other))]
+        for m in known:
+            master.add(m.choices)
+        if len(known) < 2:  # one plan is nothing to make others of
+            continue
+        found = master.promising(4, math.inf)
+        assert supposed_s[found[0]] == pytest.approx(min(supposed_s.values()), rel=1e-9)
+        num_made += found[0] not in known
+    assert num_made
