@@ -30,8 +30,8 @@ data=512, tensor=2 433 and 487 (`benchmarks/exposed.py`, scripts that are not ke
 _FARTHEST = 0.05
 """By which share of its step the solver may count more for a plan than for its own best. What is expected of plans that
 are farther away is off by more, and the best of many is one of which too much is expected: of GPT-3 175B on 1,024 H100
-as data=256, tensor=4, one that is 10 % away was expected to take 1.92 s with 24 layers, and takes 2.48 by replay; with
-six layers one that is 14 % away 528 and 579 ms, but one that is 1 % away, on data=512, tensor=2, 513 and 487."""
+with six layers one that is 14 % away, on data=256, tensor=4, was expected to take 528 ms, and takes 579 by replay, but
+one that is 1 % away, on data=512, tensor=2, 513 and 487."""
 
 
 def most_cost_s(least_s: float) -> float:

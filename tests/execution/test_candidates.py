@@ -62,9 +62,10 @@ def test_where_none_fits_hardly_more_memory_is_no_reason_to_be_slow():
 
 
 def test_what_the_compiler_is_told():
-    """The scheduler is off for the least memory, and on for all others."""
+    """The scheduler is off for the least memory, and on for all others; none keeps to less memory than the plan."""
     of = lambda candidate: candidate_options("cuda", candidate)
     least, by_xla = of(Candidate.LEAST_MEMORY), of(Candidate.XLA_COSTS)
+    assert least.pop("xla_gpu_memory_limit_slop_factor") == by_xla["xla_gpu_memory_limit_slop_factor"] == 1000
     assert len(least) == 2 and not any(least.values()) and all(by_xla[option] for option in least)
     assert of(Candidate.PLAN_COSTS) == by_xla and Candidate.PLAN_COSTS.by_plan_costs
     at_once = [c for c in Candidate if c.ordered_as is not c and not c.is_queued]
