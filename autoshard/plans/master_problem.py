@@ -70,10 +70,10 @@ _FAR = 0.01
 
 _NOT_HIDDEN, _LITTLE_NOT_HIDDEN, _ALIKE = 0.3, 0.1, 1e-3
 """Which share of what is sent a compiler's schedule does not hide, supposedly: by this, known plans come in the order
-in which GPT-3 175B (24 layers, 1,024 H100, three meshes) is the fastest as scheduled; and which with more memory, or
-fewer layers. What takes least with the one or the other is made of known plans: with 24 layers a step of 1.94 instead
+in which GPT-3 175B (24 layers, 1,024 H100, three meshes) is the fastest as scheduled; and a share for where less of it
+is left. What takes least with the one and with the other is made of known plans: with 24 layers a step of 1.94 instead
 of 1.98 s on data=512, tensor=2, and of 2.10 instead of 2.12 on data=128, tensor=8; with six layers and data=256,
-tensor=4 512 instead of 549 ms, which the best known plan takes (a script that is not kept). Two whose steps and what
+tensor=4 512 ms, where the best known plan takes 549 (a script that is not kept). Two whose steps and what
 they send differ by no more than the last share of the step are alike."""
 
 _LARGE, _LARGE_LEAST = 0.02, 100
@@ -188,8 +188,8 @@ class MasterProblem:
 
     def promising(self, count: int, most_s: float) -> tuple[Made, ...]:
         """At most so many plans that fit, no two of them nearly alike, whose steps take `most_s` at most: of those that
-        were added and of what is made of them, as a compiler that does not find the best schedule makes of what is sent
-        that it costs more. Those come first that are the fastest so, supposedly.
+        were added, and of two that are made of these. Those come first that are fastest, supposedly, by a compiler that
+        does not find the best schedule: what is sent costs more.
         """
         supposed_s = lambda c, share=_NOT_HIDDEN: c.step_s + share * c.total_sent_s
         found: list[KnownPlan] = []
