@@ -46,8 +46,9 @@ _SENT = 1e-3
 _DIGITS = 9
 """To how many digits of the largest amount in a row those of parts are compared, mixed at random."""
 
-_NODES, _LIMIT_S = 500, 2.0
-"""Most nodes of the search for an integer program, and most time, which hardly any takes."""
+_NODES, _LIMIT_S = 500, 10.0
+"""Most nodes of the search for an integer program, and most time: hardly any takes a fifth of it, so that what is found
+does not go by the clock on a busy machine either."""
 
 _MOST_OPTIONS = 300
 """Integer programs of more options are not solved but dived into. At 8,000 options, of GPT-3, branch and bound had
