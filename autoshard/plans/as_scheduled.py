@@ -60,9 +60,10 @@ class Scheduled:
 
     def others(self, count: int, most_s: float) -> list[Made]:
         """So many other plans at most, whose steps take `most_s` at most, that a compiler may schedule better."""
-        if self.plans is None:
+        if self.plans is None or self.solution.choices is None:
             return []
-        return [_settled(self.plans, self.formulation, made) for made in self.plans.promising(count, most_s)]
+        promising = self.plans.promising(count, most_s, than=self.solution.choices)
+        return [_settled(self.plans, self.formulation, made) for made in promising]
 
 
 @collection_paused()

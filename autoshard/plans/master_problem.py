@@ -186,10 +186,10 @@ class MasterProblem:
         made = [column.made for column in self._columns.values()]
         return min((m for m in made if m is not None), key=lambda m: m.step_s, default=None)
 
-    def promising(self, count: int, most_s: float) -> tuple[Made, ...]:
+    def promising(self, count: int, most_s: float, than: Sequence[int] | None = None) -> tuple[Made, ...]:
         """At most so many plans that fit, no two of them nearly alike, whose steps take `most_s` at most: of those that
         were added, and of two that are made of these. Those come first that are fastest, supposedly, by a compiler that
-        does not find the best schedule: what is sent costs more.
+        does not find the best schedule: what is sent costs more. Only those that are faster so than the plan `than`.
         """
         supposed_s = lambda c, share=_NOT_HIDDEN: c.step_s + share * c.total_sent_s
         found: list[KnownPlan] = []
@@ -200,7 +200,8 @@ class MasterProblem:
             column = None if made is None else self._column(np.asarray(made.choices, np.int64))
             if column is not None and column.step_s <= most_s:
                 fitting.append(column)
-        for column in sorted(fitting, key=supposed_s):
+        to_beat_s = math.inf if than is None else supposed_s(self._column(np.asarray(than, np.int64)))
+        for column in sorted((c for c in fitting if supposed_s(c) < to_beat_s), key=supposed_s):
             far_s = _ALIKE * column.step_s
             if len(found) < count and all(
                 abs(column.step_s - c.step_s) > far_s or abs(column.total_sent_s - c.total_sent_s) > far_s

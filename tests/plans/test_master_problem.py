@@ -279,6 +279,7 @@ def test_the_plans_to_be_scheduled_fit_and_are_not_alike(problem, monkeypatch):
         left_out = set(columns) - set(found)
         assert all(any(alike(m, f) for f in found) for m in left_out)
         assert master.promising(2, most_s) == found[:2]
+        assert master.promising(len(made), most_s, than=found[-1].choices) == found[:-1]
         num_left_out += len(left_out)
     assert num_left_out
 
