@@ -107,9 +107,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help=told)
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     """Tells how many tests were left out, apart from those that cannot run here."""
     skipped = terminalreporter.stats.get("skipped", ())
+    if config.getoption("exhaustive"):
+        return
     if number := sum(EXHAUSTIVE in report.keywords for report in skipped):
         terminalreporter.write_line(f"{number} exhaustive tests were skipped; --exhaustive runs them, too")
 
