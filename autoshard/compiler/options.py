@@ -26,7 +26,8 @@ be left: 80 % of a device's memory, where they are not told another size, less a
 plan may take 90 % of the memory, and its orders keep to that. Between the two XLA makes some values twice and schedules
 for little memory: GPT-3 175B with 24 layers on data=256, tensor=4 of 1,024 H100, in a plan of 69.3 GB, replayed to 2.39
 s in the fastest of all ways, and without the limit to 1.97 in one of them; 1.92 are predicted (jax 0.10.2, a script
-that is not kept). What takes more memory than the plan may is not taken (`execution/candidates.py`)."""
+that is not kept). The limit: OpenXLA, xla/service/gpu/gpu_hlo_schedule.cc, `GetSchedulerMemoryLimit`. What takes more
+memory than the plan may is not taken (`execution/candidates.py`)."""
 
 _ASYNC_EXCHANGES = "xla_tpu_enable_async_all_to_all"
 """Has XLA:TPU begin an all-to-all and end it later, with kernels between; by default kernels wait for it (libtpu

@@ -115,8 +115,8 @@ def search_mesh(
 
     Args:
       limit_s: How long it may take.
-      before: The best so far. The mesh is left once a bound shows that it cannot beat that by the wanted gap, and no
-        plan is found that does not.
+      before: The best so far. The mesh is left once a bound shows that it cannot beat what a plan must to be worth a
+        search (`Found.to_beat_s`), and no plan is found that does not.
       weights: Of stretches, to begin with. stage: For people.
       is_alone: Whether simpler meshes are not searched, and so are asked for a plan to begin with.
       All others as for `search_meshes`.

@@ -18,9 +18,8 @@ more than this share beyond its kernels; how many at most, and with how many tim
 From data=128, tensor=8 of GPT-3 on 1,024 H100, ten are."""
 
 _GAP_ON_THE_WAY = 0.015
-"""How exactly meshes are solved on the way, at least: enough to tell where to go, and in the time that a walk has it
-comes farther. The mesh it ends at is solved as exactly as is asked for."""
-
+"""How exactly meshes are solved on the way, at least: enough to tell where to go, and a walk comes farther so. The
+mesh it ends at is solved as exactly as is asked for, unless its plan waits longer than the solver counts."""
 
 Placed = Callable[[Question, Sequence[LogicalMesh], Found, StopRequest], Found]
 """The outcome of a search over some meshes after the devices of its best plan were put in order."""
