@@ -305,13 +305,15 @@ class _Series:
         share: float,
         is_bound_enough: bool = False,
         to_beat_s: float = math.inf,
+        useful_s: float = -math.inf,
     ) -> Solution:
         """See `plans/pricing.py`, `Series`."""
         if self._is_too_small is not None and not is_bound_enough:
             is_too_small, self._is_too_small = self._is_too_small(formulation.problem), None
             if is_too_small:
                 return Solution(None, Certificate(Status.INFEASIBLE, math.inf, math.inf, math.inf, 0.0))
-        limits = dataclasses.replace(self._part(relative_gap, share), is_bound_enough=is_bound_enough)
+        limits = self._part(relative_gap, share)
+        limits = dataclasses.replace(limits, is_bound_enough=is_bound_enough, useful_bound=useful_s)
         began = time.perf_counter()
         found = self._solve_one(formulation, limits, hint=hint, start=self._start, to_beat_s=to_beat_s)
         self._longest_s = max(self._longest_s, time.perf_counter() - began)

@@ -97,9 +97,10 @@ class Series(Protocol):
         share: float,
         is_bound_enough: bool = False,
         to_beat_s: float = math.inf,
+        useful_s: float = -math.inf,
     ) -> Solution:
         """Solves a problem as it is priced, to a relative gap, or until a bound reaches `to_beat_s`; see
-        `SolverOptions.is_bound_enough`."""
+        `SolverOptions.is_bound_enough`, and `useful_bound` for what bounds are of use from `useful_s` on."""
         ...
 
     def price(self, prices: Mapping[int, float]) -> None:
@@ -177,7 +178,15 @@ def priced(
         is_bounded = math.isfinite(bound_s)
         share = _LATER_SHARE if is_bounded else _FIRST_SHARE
         start, gap = hint if best is None else best.choices, max(gap, enough)
-        found = series.solve(at, hint=start, relative_gap=gap, share=share, is_bound_enough=True, to_beat_s=elsewhere_s)
+        found = series.solve(
+            at,
+            hint=start,
+            relative_gap=gap,
+            share=share,
+            is_bound_enough=True,
+            to_beat_s=elsewhere_s,
+            useful_s=bound_s,
+        )
         if found.certificate.bound >= elsewhere_s < math.inf:  # no plan of this problem is of use
             bound, bounded, mixture = found.certificate, at, None
             break

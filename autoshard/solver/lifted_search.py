@@ -139,6 +139,7 @@ class _LiftedSearch:
         while done < PAIRS and search.goes_on(done):
             gap = search.objective - constant - ascent.bound
             stall = min(5e-3 * gap, max(1e-4, STALL * search.options.wanted_gap) * abs(ascent.bound))
+            before = ascent.bound
             steps = ascent.climb(CHUNK, search.objective - constant, np.inf, stall)
             search.budget.spend(3 * steps * table_entries(graph))
             done += steps
@@ -146,7 +147,8 @@ class _LiftedSearch:
                 search.prove(ascent.bound + constant, "quotient messages")
                 if not network.is_cut_by_capacity:
                     search.price_capacity(float(ascent.prices.sum()), ascent.bound + constant)
-            if steps < CHUNK:
+            reached = constant + ascent.bound + (ascent.bound - before) * (PAIRS - done) / CHUNK  # at this pace
+            if steps < CHUNK or done > CHUNK and self.is_of_no_use(reached):
                 break
         prices = dict(zip(instants, ascent.prices.tolist(), strict=True))
         self.start.price(prices)
@@ -160,6 +162,11 @@ class _LiftedSearch:
         self._decoded_at = lambda dearer: quotient.expanded(at(dearer))
         decoded = tuple(map(of_labels, ascent.decoded))
         return _Climbed(of_labels(_decoded(graph, ascent)), decoded, ascent.bound + constant)
+
+    def is_of_no_use(self, bound: float) -> bool:
+        """Whether a bound is too low to be of any use."""
+        options = self.search.options
+        return options.is_bound_enough and bound < options.useful_bound
 
     def prove(self) -> tuple[np.ndarray, ...]:
         """Proves the bound of the latest climb, where that is not done yet; the choices that were decoded then."""
@@ -286,6 +293,8 @@ def relax_lifted(search: Search, start: LiftedStart | None = None) -> Relaxed | 
         gain = exceeded * sum(state.start.prices.get(t, 0.0) for t in state.start.binding) if is_priced else np.inf
         if not exceeded or search.done() or min(climbed.value - before, gain) < enough:
             break
+        if quotient.instants and state.is_of_no_use(climbed.value):
+            break  # choices know what memory costs, and more instants would hardly raise the bound
         before = climbed.value
     of_whole = state.prove()
     if not found or search.infeasible:

@@ -25,6 +25,8 @@ class SolverOptions:
       neighbourhoods: Most integer programs over a part of the nodes, once the whole is too large or too slow.
       is_bound_enough: Whether to stop once folding copies has proven a bound. The choices that come with it
         (`Solution.relaxed`) are then all that is found. Where little is repeated, this changes nothing.
+      useful_bound: A bound below this is of no use: where one is enough, and messages gain too little to reach it, no
+        more time goes to them than choices need. -inf: every bound is.
       work_limit: Limit in units of counted work, or None to go by the clock. A unit is 1e8 visited table entries, in
         the order of a second of one core; phases end when their share of it is used up.
     """
@@ -36,6 +38,7 @@ class SolverOptions:
     ilp_entries: int = 400_000
     neighbourhoods: int = 200
     is_bound_enough: bool = False
+    useful_bound: float = -math.inf
     work_limit: float | None = None
 
     @property

@@ -60,8 +60,8 @@ def hiding(request, formulated, gpus):
 class Exactly:
     """Solves problems as exactly as is asked for, without a limit of time."""
 
-    def solve(self, formulation, *, hint, relative_gap, share, is_bound_enough=False, to_beat_s=math.inf):
-        options = SolverOptions(relative_gap=relative_gap, is_bound_enough=is_bound_enough)
+    def solve(self, formulation, *, hint, relative_gap, share, is_bound_enough=False, to_beat_s=math.inf, useful_s=0.0):
+        options = SolverOptions(relative_gap=relative_gap, is_bound_enough=is_bound_enough, useful_bound=useful_s)
         return solve(formulation.problem, options, hint)
 
     def price(self, prices):

@@ -166,6 +166,23 @@ def test_a_bound_that_is_enough_holds_and_leaves_choices(link):
     assert found > 20 or link == "chain"  # whose copies are all told apart
 
 
+def test_no_work_goes_to_a_bound_that_is_of_no_use():
+    """A bound above the optimum is out of reach: some work is saved, and what is found holds as ever."""
+    spent, saved = {}, 0
+    for seed in SEEDS:
+        problem, optimum = generate.repeated(seed, "hub"), repeated_optimum(seed, "hub")
+        for useful in (-math.inf, 1.5 * optimum):
+            options = SolverOptions(relative_gap=1e-3, is_bound_enough=True, work_limit=100.0, useful_bound=useful)
+            search = Search(problem, options, None)
+            relaxed = relax_lifted(search)
+            spent[useful] = search.budget.elapsed()
+            assert search.bound <= optimum * (1 + 1e-9) + 1e-12
+            assert relaxed is None or math.isfinite(search.bound) and relaxed.choices
+        assert spent[1.5 * optimum] <= spent[-math.inf]
+        saved += spent[1.5 * optimum] < 0.9 * spent[-math.inf]
+    assert saved > 5
+
+
 def test_choices_that_fit_come_with_a_bound_although_the_best_ones_exceed_the_capacity():
     """Three copies of a block of two: at the price of its worst instant they take 11 of 6.19, or nothing."""
     problem = generate.repeated(151, "hub")
