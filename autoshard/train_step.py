@@ -89,7 +89,8 @@ class TrainStep:
       scaling: Scales the loss, and leaves out steps with infinite gradients; None: neither.
       parts: Numbers of examples of the micro-batches that the batch is run in, one after another; None: one, the whole.
         Gradients and metrics are means over all examples; the mutable state passes from part to part. Part m draws its
-        random numbers from `rng` folded with m, if there are several.
+        random numbers from `rng` folded with m, if there are several. Plans in stages keep them, if they are of one
+        size; left open, these choose their own.
     """
 
     loss_fn: Callable[..., Any]
@@ -138,6 +139,18 @@ class TrainStep:
     def in_parts(self, sizes: Sequence[int]) -> "TrainStep":
         """The same step, run in micro-batches of these numbers of examples."""
         return dataclasses.replace(self, parts=tuple(sizes))
+
+    def check_parts(self, num_examples: int) -> None:
+        """Refuses a batch of so many examples that `parts` do not make up.
+
+        Raises:
+          StageError: They have more examples, or fewer.
+        """
+        if self.parts is not None and sum(self.parts) != num_examples:
+            raise StageError(
+                f"The micro-batches of a TrainStep must have all examples of the batch; received parts of {self.parts}, "
+                f"{sum(self.parts)} in all, for a batch of {num_examples}."
+            )
 
     def of_arrays(self, params: Any) -> "TrainStep":
         """The same step with a `loss_fn` that takes arrays, and a key by position.
@@ -236,12 +249,8 @@ class TrainStep:
         """Takes one step, as one device would."""
         key, scale = self.key(state), self.scale(state)
         sizes = self.parts or (1,)
-        num_examples = batch_size(batch) if self.parts else 1  # a batch that stays whole need not have examples
-        if sum(sizes) != num_examples:
-            raise StageError(
-                f"The micro-batches of a TrainStep must have all examples of the batch; received parts of {sizes}, "
-                f"{sum(sizes)} in all, for a batch of {num_examples}."
-            )
+        if self.parts:  # a batch that stays whole need not have examples
+            self.check_parts(batch_size(batch))
         if len(set(sizes)) == 1:
             sums = self._run_equal(state, batch, key, scale, len(sizes))
         else:

@@ -232,9 +232,9 @@ def plan_in_stages_instead(
     if not (is_open and isinstance(fn, TrainStep) and len(args) == 2) or _of_one_program(options, given):
         return None
     state, batch = args
-    if fn.parts is not None or jax.tree.leaves(getattr(state, "mutable", None)):
+    if len(set(fn.parts or ())) > 1 or jax.tree.leaves(getattr(state, "mutable", None)):
         return None
-    if why_no_mean_of(fn, state, batch) is not None:
+    if fn.parts is None and why_no_mean_of(fn, state, batch) is not None:
         return None  # in micro-batches it could be another step
     donates = 0 in donated_argnums(fn, donate_argnums)
     task = StagedTask(fn, state, batch, cluster, options, StageOptions(), memory_budget_bytes, donates, configuration)

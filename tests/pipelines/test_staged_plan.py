@@ -159,6 +159,34 @@ def test_the_state_is_made_where_the_plan_says(subject):
         subject.plan.init(init, 2)
 
 
+def test_a_step_that_says_its_micro_batches_keeps_them(subject, mixed_cluster):
+    """The search would choose others; the step of one device in the same parts is what runs."""
+    step = subject.step.in_parts((3, 3))
+    plan = autoshard.plan(step, subject.state, subject.batch, cluster=mixed_cluster)
+    assert plan.parts == step.parts != subject.plan.parts
+    fill = lambda x: jnp.linspace(0.1, 1, x.size, dtype=x.dtype).reshape(x.shape)
+    state, batch = step.init(jax.tree.map(fill, subject.state.params)), jax.tree.map(fill, subject.batch)
+    found = plan.jit(step, jax.devices()[:3])(state, batch)
+    for got, wanted in zip(*map(jax.tree.leaves, (found, step(state, batch))), strict=True):
+        if not jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    with pytest.raises(PlanMismatchError, match=r"of \(2, 2, 2\) examples; received a TrainStep with parts of \(3, 3\)"):
+        subject.plan.jit(step, jax.devices()[:3]).prepare(subject.state, subject.batch)
+    for parts, sizes, message in (
+        ((2, 4), None, "of one size; received a TrainStep with parts of 2 and 4"),
+        ((3, 3), (1, 2), r"parts of 3, and StageOptions.micro_batch_sizes \(plan.stages\) of 1 or 2 examples"),
+        ((3, 2), None, r"5 in all, for a batch of 6"),
+    ):
+        with pytest.raises(StageError, match=message):
+            autoshard.plan(
+                subject.step.in_parts(parts),
+                subject.state,
+                subject.batch,
+                cluster=mixed_cluster,
+                stages=autoshard.StageOptions(micro_batch_sizes=sizes),
+            )
+
+
 def test_what_is_no_step_does_not_fit(subject):
     with pytest.raises(PlanMismatchError, match="runs the TrainStep that was planned; received `<lambda>`"):
         subject.plan.check(lambda state, batch: state, (subject.state, subject.batch))

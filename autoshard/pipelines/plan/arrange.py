@@ -12,7 +12,7 @@ from typing import Any
 from autoshard.cluster import Cluster
 from autoshard.pipelines.cost.interval_costs import IntervalCostTable
 from autoshard.pipelines.cost.pricing import PricedLayers, price_layers
-from autoshard.pipelines.plan.asked import with_asked
+from autoshard.pipelines.plan.asked import with_asked, with_parts
 from autoshard.pipelines.schedule.durations import StepDurations
 from autoshard.pipelines.schedule.simulate import step_time
 from autoshard.pipelines.search.arrangement import Arrangement
@@ -95,7 +95,8 @@ def arrange(task: StagedTask, arrangement: Arrangement | None = None, to_beat_s:
       to_beat_s: A step that takes no less is of no interest; see `search`.
 
     Raises:
-      StageError: Nothing fits; names the slice or the layer, and what would help.
+      StageError: Nothing fits; names the slice or the layer, and what would help. Or the step says micro-batches that
+        no plan in stages has.
       MemoryBudgetError: The limit is not positive.
     """
     started = time.perf_counter()
@@ -103,6 +104,8 @@ def arrange(task: StagedTask, arrangement: Arrangement | None = None, to_beat_s:
     examples = batch_size(task.batch)
     budgets = tuple(budget_of(s.device_type, task.memory_budget_bytes, options) for s in cluster.slices())
     limits = stages.limits_bytes or budgets
+    task.step.check_parts(examples)
+    stages = with_parts(stages, task.step.parts)
     forward = trace_forward(task.step, task.state, task.batch, 1)
     stages = with_asked(stages, forward.asked)
     sizes = stages.micro_batch_sizes or default_sizes(examples, cluster, stages)

@@ -1,13 +1,40 @@
-"""What annotations fix of the search of stages, joined with what the caller fixes."""
+"""What the step and its annotations fix of the search of stages, joined with what the caller fixes."""
 
 import dataclasses
 from collections.abc import Sequence
 
-from autoshard.errors import AnnotationError
+from autoshard.errors import AnnotationError, StageError
 from autoshard.pipelines.plan.pipeline_plan import ObeyedStage, SliceSummary
 from autoshard.pipelines.search.arrangement import Arrangement
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.split.annotated_stages import AskedPipeline
+
+
+def with_parts(stages: StageOptions, parts: Sequence[int] | None) -> StageOptions:
+    """The caller's options with the micro-batches that the step says itself, so that it stays the same step.
+
+    Args:
+      stages: What the caller fixes. parts: `TrainStep.parts`, which make up the batch.
+
+    Raises:
+      StageError: No pipelines can have them, or the caller's options allow others only.
+    """
+    if parts is None:
+        return stages
+    given, own = stages.micro_batch_sizes, tuple(sorted(set(parts)))
+    if len(own) > 1:
+        raise StageError(
+            "A step is planned in stages with micro-batches of one size; received a TrainStep with parts of "
+            f"{' and '.join(map(str, own))} examples. Make them equal, or leave `parts` out: the plan then chooses the "
+            "micro-batches."
+        )
+    if given is not None and own[0] not in given:
+        raise StageError(
+            "A step that says its micro-batches keeps them in stages; received a TrainStep with parts of "
+            f"{own[0]}, and StageOptions.micro_batch_sizes (plan.stages) of {' or '.join(map(str, given))} examples. "
+            "Leave one of them out."
+        )
+    return dataclasses.replace(stages, micro_batch_sizes=own)
 
 
 def with_asked(stages: StageOptions, asked: AskedPipeline | None) -> StageOptions:

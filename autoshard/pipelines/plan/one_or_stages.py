@@ -97,10 +97,14 @@ def in_stages_instead(error: SolverError, task: StagedTask) -> PipelinePlan:
         both = f"There is a plan neither in stages nor of one program. In stages: {also} As one program: {error}"
         raise type(error)(both) from also
     reason = "does not fit the memory" if isinstance(error, MemoryBudgetError) else "none was found in time"
+    draws = (
+        "It is the same step."
+        if task.step.parts is not None
+        else "Micro-batches draw their random numbers anew; else it is the same step."
+    )
     warning = (
-        "The step is run in stages, since no plan of one program that fits the memory was found. Micro-batches draw "
-        "their random numbers anew; else it is the same step. To be told how much memory one program needs, forbid it: "
-        'PlanOptions(pipelines="never").'
+        f"The step is run in stages, since no plan of one program that fits the memory was found. {draws} To be told how "
+        'much memory one program needs, forbid it: PlanOptions(pipelines="never").'
     )
     considered = (*staged.considered, Alternative("one program", None, reason))
     return dataclasses.replace(staged, considered=considered, warnings=(*staged.warnings, warning))
