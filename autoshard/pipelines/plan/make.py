@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from autoshard.cluster import Cluster, LogicalMesh, Slice
 from autoshard.errors import SolverError, StageError
@@ -27,6 +28,8 @@ from autoshard.pipelines.schedule.durations import StageDurations, StepDurations
 from autoshard.pipelines.schedule.orders import in_flight_bound
 from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Submesh
 from autoshard.pipelines.search.options import StageOptions
+from autoshard.pipelines.split.counters import added_to_mutable
+from autoshard.pipelines.split.forward import Forward
 from autoshard.plans.gaps import fits
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
@@ -134,7 +137,12 @@ def plan_arranged(arranged: Arranged) -> PipelinePlan:
         durations=durations,
         certificate=StageCertificate(searched_s, bound_s, gap, search_s),
         considered=() if found is None else found.considered,
-        warnings=(*priced.warnings, *_other_loss(task, arrangement), *_left_out(arrangement, slices)),
+        warnings=(
+            *priced.warnings,
+            *_other_loss(task, arrangement),
+            *_same_in_pipelines(forward, arrangement),
+            *_left_out(arrangement, slices),
+        ),
         obeyed=obeyed_stages(forward.asked, arrangement, slices),
         donates_state=task.donates_state,
         configuration=task.configuration,
@@ -278,6 +286,25 @@ def _other_loss(task: StagedTask, arrangement: Arrangement) -> tuple[str, ...]:
         f"The batch is run in {count} micro-batches, but the loss is not known to be a plain mean over examples, "
         f"because of {why}: the mean over micro-batches may be another loss. For the loss of the whole batch, ask for "
         "one micro-batch: StageOptions(num_pipelines=1, num_micro_batches=1).",
+    )
+
+
+def _same_in_pipelines(forward: Forward, arrangement: Arrangement) -> tuple[str, ...]:
+    """A warning where pipelines side by side begin with the same keys or whole numbers, which change in a way that is
+    not known beforehand.
+    """
+    count = len(arrangement.pipelines)
+    leaves = zip(forward.mutable.names, forward.mutable_vars, added_to_mutable(forward), strict=True)
+    names = [
+        f"`{name}`" for name, v, added in leaves if added is None and not jnp.issubdtype(v.aval.dtype, jnp.inexact)
+    ]
+    if count == 1 or not names:
+        return ()
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (
+        f"Each of {count} pipelines side by side begins a step with the same mutable state, and what the first makes of "
+        f"{', '.join(names[:3])}{more} is kept: random numbers drawn by it are the same in all of them. Draw by the "
+        "`rng` of the loss, or by a counter, or ask for one pipeline: StageOptions(num_pipelines=1).",
     )
 
 

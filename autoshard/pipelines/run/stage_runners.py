@@ -1,6 +1,6 @@
 """All stages of a plan, each on its devices, and what belongs to which of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ from autoshard.pipelines.run.device_meshes import DeviceMeshes
 from autoshard.pipelines.run.stage_runner import Leaf, StageRunner
 from autoshard.pipelines.run.update import LeafPlacement
 from autoshard.pipelines.schedule.tasks import ScheduleKind
+from autoshard.pipelines.search.arrangement import Pipeline
+from autoshard.pipelines.split.counters import added_to_mutable
 from autoshard.pipelines.split.forward import Forward
 from autoshard.pipelines.split.layer_boundaries import LayerBoundaries
 from autoshard.train_step import TrainStep
@@ -48,6 +50,10 @@ class StageRunners:
             self._runners[one] = StageRunner(stage, plan.plan_of(one), device_meshes.mesh_of(one), splits)
         forward: Forward = next(iter(models.values())).forward
         self.mutable_names = forward.mutable.names
+        self._added = {
+            size: dict(zip(self.mutable_names, added_to_mutable(model.forward), strict=True))
+            for size, model in models.items()
+        }
         self.metric_types = dict(zip(forward.metrics.names, map(self._mean_type, forward.metric_dtypes), strict=True))
         self.shapes = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -92,6 +98,12 @@ class StageRunners:
     def is_changed(self, name: str) -> bool:
         """Whether any stage changes a leaf of the mutable state."""
         return any(name in runner.new_mutable for _, runner in self)
+
+    def counted(self, name: str, pipelines: Sequence[Pipeline]) -> int | None:
+        """What pipelines add to a leaf of the mutable state in a step; None if it is no counter in all of the plan."""
+        if any(self._added[p.micro_batch_size][name] is None for p in self.plan.arrangement.pipelines):
+            return None
+        return sum((self._added[p.micro_batch_size][name] or 0) * p.num_micro_batches for p in pipelines)
 
     def metric_stage(self, name: str) -> StageId:
         """The first stage that makes a metric."""

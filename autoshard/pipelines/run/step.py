@@ -107,13 +107,18 @@ class RunningStep:
         )
 
     def _given_mutable(self, one: StageId) -> _Named:
+        """The mutable state that a stage begins with: that before the step, counters ahead by what the pipelines before
+        this one add."""
         runners, found = self._runners, {}
+        before = runners.plan.arrangement.pipelines[: one.pipeline]
         for name, leaf in runners[one].mutable.items():
             own = self._mutable_before[name]
             if runners.mutable_owner(name).submesh is None:
                 found[name] = runners.device_meshes.copy_on(own, runners.device_meshes.submesh_of(one))
             else:
                 found[name] = self._mover.move(own, leaf.sharding, name=f"mutable state {name}")
+            if runners[one].is_local and (added := runners.counted(name, before)):
+                found[name] = _counted_on(found[name], added)
         return found
 
     def _factor(self, one: StageId, state: Any) -> Any:
@@ -229,7 +234,8 @@ class RunningStep:
         return found
 
     def mutable(self) -> list[Any]:
-        """The mutable state after the step: of several pipelines, the mean by their shares of the batch."""
+        """The mutable state after the step: of several pipelines, the mean by their shares of the batch; of counters,
+        what all pipelines in turn make of them."""
         runners, found = self._runners, []
         for name in runners.mutable_names:
             owner = runners.mutable_stage(name)
@@ -237,6 +243,11 @@ class RunningStep:
                 found.append(self._mutable_before[name])
                 continue
             runner = runners[owner]
+            added = runners.counted(name, runners.plan.arrangement.pipelines[1:])
+            if added is not None:
+                own = runner.new_mutable[name].or_shape(self._mutable[owner].get(name))
+                found.append(_counted_on(own, added) if added and runner.is_local else own)
+                continue
             arrays, shares = [], []
             for one, other in runners:
                 if name in other.new_mutable:
@@ -262,6 +273,16 @@ class RunningStep:
                 sums.append(self._mover.move(own, owner.whole, name=f"metric {name} of {one}"))
             found[name] = sum(sums[1:], sums[0]) if owner.is_local else sums[0]
         return found
+
+
+@jax.jit
+def _plus(array: Any, added: Any) -> Any:
+    return array + added
+
+
+def _counted_on(array: Any, added: int) -> Any:
+    """A counter that goes on by so much, in its own type, which may begin again at 0."""
+    return _plus(array, np.asarray(added).astype(array.dtype))
 
 
 @jax.jit

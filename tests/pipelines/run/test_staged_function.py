@@ -253,14 +253,15 @@ def test_what_does_not_fit_the_plan_is_refused(language):
 
 
 def encoder_loss(params: Any, mutable: Any, batch: Any, key: Any) -> Any:
-    """Layers with a norm over the batch each, which keeps a running mean; noise by a key that is part of the state."""
-    x, means = batch + 0.01 * jax.random.normal(mutable["key"], batch.shape), {}
+    """Layers with a norm over the batch each, which keeps a running mean; noise by a key and a counter of the state."""
+    count, key = mutable["count"] + 1, jax.random.fold_in(mutable["key"], mutable["count"])
+    x, means = batch + 0.1 * jax.random.normal(key, batch.shape), {}
     for name, weight in params.items():
         x = jnp.float32(x) @ weight
         mean = jnp.mean(x, 0)
         x = jnp.tanh((x - mean) * jax.lax.rsqrt(jnp.var(x, 0) + 0.1)).astype(weight.dtype)
         means[name] = 0.9 * mutable["means"][name] + 0.1 * mean
-    new = mutable | {"means": means, "count": mutable["count"] + 1}
+    new = mutable | {"means": means, "count": count}
     return jnp.mean((jnp.float32(x) - batch) ** 2), (new, {})
 
 
@@ -282,9 +283,9 @@ def encoder() -> Run:
     return Run(step, state, batch, plan, plan.jit(step), jax.jit(step.in_parts(plan.parts)))
 
 
-def mutable_of(run: Run, state: Any, start: int, sizes: tuple[int, ...]) -> Any:
-    """The mutable state after the micro-batches of one pipeline, which begin at an example."""
-    mutable = state.mutable
+def mutable_of(run: Run, state: Any, start: int, count: int, sizes: tuple[int, ...]) -> Any:
+    """The mutable state after the micro-batches of one pipeline, which begin at an example and a count."""
+    mutable = state.mutable | {"count": jnp.int32(count)}
     for size in sizes:
         mutable = run.step.objective(state.params, mutable, run.batch[start : start + size], state.rng)[1][0]
         start += size
@@ -292,15 +293,17 @@ def mutable_of(run: Run, state: Any, start: int, sizes: tuple[int, ...]) -> Any:
 
 
 def test_state_of_the_model_is_the_mean_of_the_pipelines_and_the_rest_is_the_step_of_one_device(encoder):
+    """Counters too: the second pipeline begins where the first ends, so that it draws other noise."""
     state, metrics = encoder.staged(encoder.state, encoder.batch)
     expected, wanted = encoder.plain(encoder.state, encoder.batch)
     assert_equal(metrics, wanted)
     # sums of gradients are made in bfloat16, whose numbers are 2**-8 apart, in another order
     assert_equal((state.params, state.opt_state), (expected.params, expected.opt_state), 2**-6)
-    large = mutable_of(encoder, encoder.state, 0, (4, 4, 4))
-    small = mutable_of(encoder, encoder.state, 12, (2, 2))
+    large = mutable_of(encoder, encoder.state, 0, 0, (4, 4, 4))
+    small = mutable_of(encoder, encoder.state, 12, 3, (2, 2))
     assert_equal(state.mutable["means"], jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, large["means"], small["means"]))
-    assert int(state.mutable["count"]) == 3  # as in the first pipeline
+    assert int(state.mutable["count"]) == int(expected.mutable["count"]) == 5
+    assert not any("same mutable state" in warning for warning in encoder.plan.warnings)
     assert jnp.array_equal(jax.random.key_data(state.mutable["key"]), jax.random.key_data(encoder.state.mutable["key"]))
     np.testing.assert_array_equal(state.mutable["unread"], encoder.state.mutable["unread"])
 
@@ -312,6 +315,21 @@ def test_a_state_that_is_not_given_away_can_be_used_again(encoder):
     twice, _ = encoder.staged(first, encoder.batch)
     assert not any(x.is_deleted() for x in jax.tree.leaves((encoder.state, first)))
     assert int(twice.step) == 2
+
+
+def test_keys_that_pipelines_share_are_told():
+    """A key that is split for every micro-batch: no pipeline can know where the one before it will have ended."""
+
+    def loss(params, mutable, batch):
+        key, own = jax.random.split(mutable["key"])
+        return jnp.mean((batch * params["w"] + jax.random.normal(own, batch.shape)) ** 2), ({"key": key}, {})
+
+    step, batch = TrainStep(loss, optax.sgd(0.1), has_mutable=True), jnp.ones((4, 2))
+    state = step.init({"w": jnp.ones(2)}, None, {"key": jax.random.key(0)})
+    one, other = (Pipeline((Submesh(0, n, FAST_1),), (Stage(0, 1),), 2, 1, ScheduleKind.GPIPE) for n in (0, 1))
+    longer = dataclasses.replace(one, num_micro_batches=2)
+    told = [planned(step, state, batch, *pipelines).warnings for pipelines in ((one, other), (longer,))]
+    assert [sum("2 pipelines side by side" in w and "`key`" in w for w in warnings) for warnings in told] == [1, 0]
 
 
 def test_stages_cannot_share_what_the_model_changes(encoder):
