@@ -48,6 +48,11 @@ def amount(value: float, unit: str = "B") -> str:
     return f"{value:.3g} {unit}"
 
 
+def counted(number: int, one: str, many: str) -> str:
+    """A number with the word for what it counts, such as `1 stage` and `2 stages`."""
+    return f"{number} {one if number == 1 else many}"
+
+
 def table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
     """An empty table without lines; `columns` are names and how they are justified."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0), title_style="bold")

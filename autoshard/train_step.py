@@ -148,8 +148,8 @@ class TrainStep:
         """
         if self.parts is not None and sum(self.parts) != num_examples:
             raise StageError(
-                f"The micro-batches of a TrainStep must have all examples of the batch; received parts of {self.parts}, "
-                f"{sum(self.parts)} in all, for a batch of {num_examples}."
+                "The micro-batches of a TrainStep must have all examples of the batch; received parts of "
+                f"{self.parts}, {sum(self.parts)} in all, for a batch of {num_examples}."
             )
 
     def of_arrays(self, params: Any) -> "TrainStep":

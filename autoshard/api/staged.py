@@ -109,7 +109,7 @@ class StagedPlan(PipelinePlan, BasePlan):
                 f"program=, --program: the plan has the programs 0 to {len(self.programs) - 1}; received {program}. "
                 "Choose one of them."
             )
-        return explain_program(self.programs[program], full)
+        return f"{self.program_title(program)}\n{explain_program(self.programs[program], full)}"
 
     def _repr_html_(self) -> str:
         return staged_plan_html(self)

@@ -31,7 +31,7 @@ def staged_overview_parts(plan: PipelinePlan) -> tuple[Part, ...]:
     """Of a plan in stages."""
     timeline, c = plan.timeline, plan.certificate
     idle = sum(s.bubble_share for s in timeline.submeshes) / len(timeline.submeshes)
-    fullest = max(timeline.submeshes, key=lambda s: s.peak_bytes / s.limit_bytes)
+    fullest = timeline.fullest
     limit = f"of {amount(fullest.limit_bytes)}" if math.isfinite(fullest.limit_bytes) else "limit unknown"
     gap = f"{c.gap:.1%}" if c.bound_s and math.isfinite(c.gap) else "unknown"
     cards = (

@@ -19,6 +19,7 @@ _LIBRARIES = (
     "/autoshard/train_step",
     "/autoshard/loss_function",
     "/autoshard/module_params",
+    "/autoshard/pipelines/",
     "/numpy/",
     "/chex/",
     "<frozen",

@@ -48,7 +48,9 @@ def test_the_whole_account(plan):
     head, _, programs = explain(plan, full=True).partition("Program 0")
     assert head == HEAD
     lines = programs.splitlines()
-    assert lines[0].startswith(" (1 x): layers 0-2: layer0 (1) .. layer1, 2 examples, 1 x CPU-generic as data=1")
+    assert lines[0].startswith(
+        " (1 x): layers 0-2: layer0 (1) .. layer1, a micro-batch of 2, 1 x CPU-generic as data=1"
+    )
     assert "params.layer0.kernel  1  16x16  (-, -)" in programs
     assert lines[-1] == "warning: Watch out."
 

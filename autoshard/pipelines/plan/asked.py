@@ -8,6 +8,7 @@ from autoshard.pipelines.plan.pipeline_plan import ObeyedStage, SliceSummary
 from autoshard.pipelines.search.arrangement import Arrangement
 from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.split.annotated_stages import AskedPipeline
+from autoshard.printing import counted
 
 
 def with_parts(stages: StageOptions, parts: Sequence[int] | None) -> StageOptions:
@@ -69,9 +70,10 @@ def obeyed_stages(
     if asked is None:
         return ()
     pipelines = arrangement.pipelines
-    rows = [(block, f"{len(pipelines)} pipelines") for block in asked.outer]
+    rows = [(block, counted(len(pipelines), "pipeline", "pipelines")) for block in asked.outer]
     most = max(p.num_micro_batches for p in pipelines)
-    rows.append((asked.pipeline, f"{len(pipelines[0].stages)} stages, {most} micro-batches"))
+    stages = counted(len(pipelines[0].stages), "stage", "stages")
+    rows.append((asked.pipeline, f"{stages}, {counted(most, 'micro-batch', 'micro-batches')}"))
     for number, block in enumerate(asked.stages):
         held = {p.submeshes[number % len(p.submeshes)].slice for p in pipelines}
         rows.append((block, f"stage {number} on {', '.join(slices[n].device for n in sorted(held))}"))

@@ -155,7 +155,7 @@ def _side(plan: PipelinePlan) -> StagedSide:
         slices=tuple(f"{s.num_devices} x {s.device}" for s in plan.slices),
         batch_size=plan.batch_size,
         step_s=plan.step_s,
-        peak_bytes=max(p.peak_bytes for p in plan.timeline.submeshes),
+        peak_bytes=plan.timeline.fullest.peak_bytes,
         num_pipelines=len(plan.arrangement.pipelines),
         num_programs=len(plan.programs),
     )
@@ -192,7 +192,8 @@ def _changes(a: PipelinePlan, b: PipelinePlan) -> Iterator[tuple[int, int | None
 
 def _layers(plan: PipelinePlan, one: StageId) -> str:
     part = plan.pipeline(one.pipeline).stages[one.stage]
-    return f"{part.start}-{part.stop - 1}" + (", computed again" if part.rematerialise else "")
+    numbers = str(part.start) if part.stop == part.start + 1 else f"{part.start}-{part.stop - 1}"
+    return numbers + (", computed again" if part.rematerialise else "")
 
 
 def _programs(a: PipelinePlan, b: PipelinePlan) -> tuple[ProgramChange, ...]:

@@ -78,7 +78,7 @@ def _summary(console: Console, plan: PipelinePlan, timeline: Timeline) -> None:
     console.print(f"Plan in stages for cluster `{plan.cluster}`: {devices}")
     console.print(f"  step     {seconds(timeline.step_s)} predicted = {' + '.join(parts)}")
     idle = sum(p.bubble_share for p in timeline.submeshes) / len(timeline.submeshes)
-    fullest = max(timeline.submeshes, key=lambda p: p.peak_bytes / p.limit_bytes)
+    fullest = timeline.fullest
     console.print(f"  idle     {idle:.1%} of the step, on average of {len(timeline.submeshes)} submeshes")
     limit = f" of {amount(fullest.limit_bytes)} allowed" if math.isfinite(fullest.limit_bytes) else ""
     console.print(f"  memory   {amount(fullest.peak_bytes)} per device{limit} where it is fullest, on {fullest.name}")
@@ -264,7 +264,7 @@ def program_text(plan: PipelinePlan, number: int) -> str:
     part = pipeline.stages[users[0].stage]
     return (
         f"Program {number} ({len(users)} x): layers {_layers(plan, part.start, part.stop)}, "
-        f"{pipeline.micro_batch_size} examples, {plan.programs[number].logical_mesh}"
+        f"a micro-batch of {pipeline.micro_batch_size}, {plan.programs[number].logical_mesh}"
     )
 
 

@@ -302,8 +302,8 @@ def _same_in_pipelines(forward: Forward, arrangement: Arrangement) -> tuple[str,
         return ()
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"Each of {count} pipelines side by side begins a step with the same mutable state, and what the first makes of "
-        f"{', '.join(names[:3])}{more} is kept: random numbers drawn by it are the same in all of them. Draw by the "
+        f"Each of {count} pipelines side by side begins a step with the same mutable state, and what the first makes "
+        f"of {', '.join(names[:3])}{more} is kept: random numbers drawn by it are the same in all of them. Draw by the "
         "`rng` of the loss, or by a counter, or ask for one pipeline: StageOptions(num_pipelines=1).",
     )
 

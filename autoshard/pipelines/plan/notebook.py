@@ -6,7 +6,7 @@ from autoshard.pipelines.plan.equal_pipelines import equal_pipelines
 from autoshard.pipelines.plan.explain import explain
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.plans.notebook import bar, framed, html_table
-from autoshard.printing import amount, seconds
+from autoshard.printing import amount, counted, seconds
 
 _BUSY = "#009e73"
 _MOST_SUBMESHES = 16
@@ -19,11 +19,10 @@ def staged_plan_html(plan: PipelinePlan) -> str:
     pipelines = [
         (
             group.name,
-            f"{plan.pipeline(group.first).num_examples} examples as {plan.pipeline(group.first).num_micro_batches} x "
-            f"{plan.pipeline(group.first).micro_batch_size}",
-            f"{len(plan.pipeline(group.first).stages)} stages, {plan.pipeline(group.first).schedule.value}",
+            f"{own.num_examples} examples as {own.num_micro_batches} x {own.micro_batch_size}",
+            f"{counted(len(own.stages), 'stage', 'stages')}, {own.schedule.value}",
         )
-        for group in groups
+        for group, own in ((group, plan.pipeline(group.first)) for group in groups)
     ]
     submeshes = [
         (

@@ -22,6 +22,7 @@ from autoshard.pipelines.search.alternative import Alternative
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import axes_text, until_s
 from autoshard.plans.step_variant import StepVariant, VariantCandidate, VariantChoice
+from autoshard.printing import counted
 from autoshard.solver.options import ROUNDING
 from autoshard.solver.problem import Status
 
@@ -103,8 +104,8 @@ def in_stages_instead(error: SolverError, task: StagedTask) -> PipelinePlan:
         else "Micro-batches draw their random numbers anew; else it is the same step."
     )
     warning = (
-        f"The step is run in stages, since no plan of one program that fits the memory was found. {draws} To be told how "
-        'much memory one program needs, forbid it: PlanOptions(pipelines="never").'
+        f"The step is run in stages, since no plan of one program that fits the memory was found. {draws} To be told "
+        'how much memory one program needs, forbid it: PlanOptions(pipelines="never").'
     )
     considered = (*staged.considered, Alternative("one program", None, reason))
     return dataclasses.replace(staged, considered=considered, warnings=(*staged.warnings, warning))
@@ -132,11 +133,11 @@ def arrangement_text(arranged: Arranged) -> str:
     pipelines = arranged.arrangement.pipelines
     first, options = pipelines[0], arranged.priced.table.options
     devices = sorted({options[submesh.option].num_devices for p in pipelines for submesh in p.submeshes})
-    stages = "1 stage" if len(first.stages) == 1 else f"{len(first.stages)} stages"
+    stages, rounds = len(first.stages), counted(first.num_micro_batches, "micro-batch", "micro-batches")
     each = " or ".join(map(str, devices))
     return (
-        f"{len(pipelines)} x {stages} of {each} device{'s' if devices[-1] > 1 else ''}, {first.schedule.value}, "
-        f"{first.num_micro_batches} micro-batches of {first.micro_batch_size}"
+        f"{len(pipelines)} x {counted(stages, 'stage', 'stages')} of {each} device{'s' if devices[-1] > 1 else ''}, "
+        f"{first.schedule.value}, {rounds} of {first.micro_batch_size}"
     )
 
 

@@ -68,6 +68,11 @@ class Timeline:
     step_s: float
     origin: str
 
+    @property
+    def fullest(self) -> SubmeshSummary:
+        """The submesh that takes most of the memory that it has."""
+        return max(self.submeshes, key=lambda s: s.peak_bytes / s.limit_bytes)
+
 
 def busy_time(events: Iterable[Event]) -> float:
     """Seconds in which one submesh computes, from its events, of which no two tasks overlap."""

@@ -12,6 +12,7 @@ from autoshard.pipelines.search.arrangement import Arrangement, Pipeline, Stage,
 from autoshard.pipelines.search.asked_stages import AskedStages
 from autoshard.pipelines.search.step_durations import step_durations
 from autoshard.pipelines.search.topology import Topology
+from autoshard.printing import counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,11 +66,9 @@ class ReplicaGroup:
     @functools.cached_property
     def description(self) -> str:
         """For people."""
-        stages = f"{self.num_stages} stages" if self.num_stages > 1 else "1 stage"
-        return (
-            f"{self.num_pipelines} x {stages}, {self.schedule.value}, {self.num_micro_batches[0]} micro-batches of "
-            f"{self.micro_batch_size}"
-        )
+        stages = counted(self.num_stages, "stage", "stages")
+        rounds = counted(self.num_micro_batches[0], "micro-batch", "micro-batches")
+        return f"{self.num_pipelines} x {stages}, {self.schedule.value}, {rounds} of {self.micro_batch_size}"
 
     def pipelines(self, stages: Sequence[Stage]) -> tuple[Pipeline, ...]:
         """The replicas, with the layers that each of their stages takes."""

@@ -19,7 +19,7 @@ _Sum = tuple[Any, int]
 
 
 def added_to_mutable(forward: Forward) -> tuple[int | None, ...]:
-    """For each leaf of the mutable state, what a micro-batch adds to it: 0 if it stays; None if it changes otherwise."""
+    """For each leaf of the mutable state, what a micro-batch adds: 0 if it stays, None if it changes otherwise."""
     sums = _sums(forward.jaxpr)
     found = []
     for before, after in zip(forward.mutable_vars, forward.mutable_outs, strict=True):
