@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError, StageError
-from autoshard.pipelines.cost.stage import check_stage
+from autoshard.pipelines.cost.stage import TracedStage, check_stage
 from autoshard.pipelines.cost.traced_model import TracedModel, trace_model
 from autoshard.pipelines.plan.parameter_owners import StageId
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
@@ -15,7 +15,7 @@ from autoshard.pipelines.run.device_meshes import DeviceMeshes
 from autoshard.pipelines.run.stage_runner import Leaf, StageRunner
 from autoshard.pipelines.run.update import LeafPlacement
 from autoshard.pipelines.schedule.tasks import ScheduleKind
-from autoshard.pipelines.search.arrangement import Pipeline
+from autoshard.pipelines.search.arrangement import Pipeline, Stage
 from autoshard.pipelines.split.counters import added_to_mutable
 from autoshard.pipelines.split.forward import Forward
 from autoshard.pipelines.split.layer_boundaries import LayerBoundaries
@@ -41,13 +41,16 @@ class StageRunners:
         self.plan, self.device_meshes = plan, device_meshes
         models = _models(plan, step, state, batch)
         self._runners: dict[StageId, StageRunner] = {}
+        traced: dict[tuple[Stage, int, int], TracedStage] = {}  # pipelines that are alike share their programs
         for one in plan.stage_ids:
             pipeline = plan.pipeline(one.pipeline)
             part, model = pipeline.stages[one.stage], models[pipeline.micro_batch_size]
-            program = model.stages.program(part.start, part.stop)
-            stage = check_stage(model.forward, program, part.rematerialise, plan.plan_of(one))
+            key = part, pipeline.micro_batch_size, plan.program_of[one.pipeline][one.stage]
+            if key not in traced:
+                program = model.stages.program(part.start, part.stop)
+                traced[key] = check_stage(model.forward, program, part.rematerialise, plan.plan_of(one))
             splits = pipeline.schedule is ScheduleKind.ZERO_BUBBLE
-            self._runners[one] = StageRunner(stage, plan.plan_of(one), device_meshes.mesh_of(one), splits)
+            self._runners[one] = StageRunner(traced[key], plan.plan_of(one), device_meshes.mesh_of(one), splits)
         forward: Forward = next(iter(models.values())).forward
         self.mutable_names = forward.mutable.names
         self._added = {
