@@ -183,6 +183,9 @@ def test_stages_are_tried_before_an_error_where_nothing_fits(tmp_path):
 
     with pytest.raises(MemoryBudgetError, match=r"^No plan"):
         autoshard.plan(TrainStep(weighted, STEP.optimizer), *args, options=PlanOptions(least_memory_s=0.0), **request)
+    halves = TrainStep(weighted, STEP.optimizer, parts=(2, 2))  # but not to a step that says them
+    kept = autoshard.plan(halves, *args, options=PlanOptions(least_memory_s=0.0), **request)
+    assert kept.parts == (2, 2) and any("It is the same step" in w for w in kept.warnings)
     request["memory_budget_bytes"] = 0.01 * held_bytes
     for pipelines in (None, "search"):
         with pytest.raises(

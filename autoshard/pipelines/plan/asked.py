@@ -20,9 +20,9 @@ def with_parts(stages: StageOptions, parts: Sequence[int] | None) -> StageOption
     Raises:
       StageError: No pipelines can have them, or the caller's options allow others only.
     """
-    if parts is None:
+    if not parts:
         return stages
-    given, own = stages.micro_batch_sizes, tuple(sorted(set(parts)))
+    given, own = stages.micro_batch_sizes, sorted(set(parts))
     if len(own) > 1:
         raise StageError(
             "A step is planned in stages with micro-batches of one size; received a TrainStep with parts of "
@@ -35,7 +35,7 @@ def with_parts(stages: StageOptions, parts: Sequence[int] | None) -> StageOption
             f"{own[0]}, and StageOptions.micro_batch_sizes (plan.stages) of {' or '.join(map(str, given))} examples. "
             "Leave one of them out."
         )
-    return dataclasses.replace(stages, micro_batch_sizes=own)
+    return dataclasses.replace(stages, micro_batch_sizes=tuple(own))
 
 
 def with_asked(stages: StageOptions, asked: AskedPipeline | None) -> StageOptions:

@@ -278,7 +278,7 @@ def _placed_mesh(
 def _other_loss(task: StagedTask, arrangement: Arrangement) -> tuple[str, ...]:
     """A warning where the mean over micro-batches may be another loss than that of the whole batch."""
     count = sum(pipeline.num_micro_batches for pipeline in arrangement.pipelines)
-    is_as_written = count == 1 or task.step.parts is not None
+    is_as_written = count == 1 or bool(task.step.parts)
     why = None if is_as_written else why_no_mean_of(task.step, task.state, task.batch)
     if why is None:
         return ()

@@ -100,7 +100,7 @@ def in_stages_instead(error: SolverError, task: StagedTask) -> PipelinePlan:
     reason = "does not fit the memory" if isinstance(error, MemoryBudgetError) else "none was found in time"
     draws = (
         "It is the same step."
-        if task.step.parts is not None
+        if task.step.parts
         else "Micro-batches draw their random numbers anew; else it is the same step."
     )
     warning = (

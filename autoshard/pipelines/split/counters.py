@@ -82,11 +82,11 @@ def _added(equation: jex.JaxprEqn) -> tuple[int, int] | None:
     """The operand and what is added to it, of an equation that adds a constant to a whole number."""
     if equation.primitive.name not in ("add", "sub"):
         return None
-    constants = [n for n, v in enumerate(equation.invars) if isinstance(v, jex.Literal)]
-    if len(constants) != 1 or not jnp.issubdtype(equation.invars[constants[0]].aval.dtype, jnp.integer):
+    constants = {n: np.asarray(v.val) for n, v in enumerate(equation.invars) if isinstance(v, jex.Literal)}
+    if len(constants) != 1:
         return None
-    (place,) = constants
-    value = np.asarray(equation.invars[place].val)
-    if value.ndim or (equation.primitive.name == "sub" and place == 0):
+    ((place, value),) = constants.items()
+    is_turned = equation.primitive.name == "sub" and place == 0
+    if value.ndim or is_turned or not jnp.issubdtype(value.dtype, jnp.integer):
         return None
     return 1 - place, int(value) if equation.primitive.name == "add" else -int(value)
