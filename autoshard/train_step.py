@@ -146,7 +146,7 @@ class TrainStep:
         Raises:
           StageError: They have more examples, or fewer.
         """
-        if self.parts is not None and sum(self.parts) != num_examples:
+        if self.parts and sum(self.parts) != num_examples:
             raise StageError(
                 "The micro-batches of a TrainStep must have all examples of the batch; received parts of "
                 f"{self.parts}, {sum(self.parts)} in all, for a batch of {num_examples}."
@@ -305,10 +305,14 @@ def batch_size(batch: Any) -> int:
     Raises:
       StageError: There is no such dimension.
     """
-    sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(batch)}
-    if len(sizes) != 1 or () in sizes:
+    first: dict[tuple[int, ...], str] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        first.setdefault(jnp.shape(x)[:1], f"`{name or 'batch'}` {list(jnp.shape(x))}")
+    if len(first) != 1 or () in first:
         raise StageError(
-            "Every leaf of a batch must have the examples as its first dimension, the same number in all; received "
-            f"{sorted(sizes)}."
+            "Where a batch is cut into micro-batches, every leaf must have the examples as its first dimension, the "
+            f"same number in all; received {', '.join(first.values()) or 'a batch without leaves'}. Give all leaves "
+            "that dimension, or run the batch whole, in one program."
         )
-    return sizes.pop()[0]
+    return next(iter(first))[0]

@@ -192,10 +192,14 @@ def plan_on_devices(
         )
     unfit = [name for name, value in given.items() if value]
     if unfit:
+        named, (verb, them) = (
+            ", ".join(f"{name}=" for name in unfit),
+            ("is", "it") if len(unfit) == 1 else ("are", "them"),
+        )
         raise StageError(
-            f"{', '.join(unfit)} speak of one program on one mesh, but a training step on cluster `{hardware.name}` is "
-            "planned in stages, each on a mesh of its own. Leave them out, or plan for a cluster of one kind of device "
-            "without stages, also in annotations."
+            f"{named} {verb} for one program on one mesh; this step is planned in stages on cluster `{hardware.name}`, "
+            f"each on a mesh of its own. Leave {them} out, or plan for a cluster of one kind of device without stages, "
+            "also in annotations."
         )
     if len(args) != 2:
         raise StageError(f"A TrainStep is planned for (state, batch); received {len(args)} arguments. Pass both.")
@@ -234,7 +238,7 @@ def plan_in_stages_instead(
     state, batch = args
     if len(set(fn.parts or ())) > 1 or jax.tree.leaves(getattr(state, "mutable", None)):
         return None
-    if fn.parts is None and why_no_mean_of(fn, state, batch) is not None:
+    if not fn.parts and why_no_mean_of(fn, state, batch) is not None:
         return None  # in micro-batches it could be another step
     donates = 0 in donated_argnums(fn, donate_argnums)
     task = StagedTask(fn, state, batch, cluster, options, StageOptions(), memory_budget_bytes, donates, configuration)
@@ -268,6 +272,12 @@ def _are_compared(
     if options.pipelines == "never" and stages is not None:
         raise ConfigError(
             f"{asked} and stages= (plan.stages) exclude each other; received both. Leave one of them out."
+        )
+    if options.pipelines == "never" and isinstance(fn, TrainStep) and not cluster.is_homogeneous:
+        kinds = ", ".join(dict.fromkeys(part.device_type.name for part in cluster.slices()))
+        raise ConfigError(
+            f"{asked} is for devices of one kind, which can run one program; received cluster `{cluster.name}` with "
+            f"{kinds}. Leave it out, or name a cluster of one kind of device."
         )
     if options.pipelines != "search":
         return False

@@ -36,6 +36,7 @@ def explain(
         from autoshard.offloading.reading import load
 
         found = load(plan)
+        drawn = None if timeline is None else found.draw_timeline(timeline)
         typer.echo(found.explain(program, full))
-        if timeline is not None:
-            typer.echo(found.draw_timeline(timeline))
+        if drawn is not None:
+            typer.echo(drawn)

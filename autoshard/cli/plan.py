@@ -134,7 +134,10 @@ def plan(
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)
         from autoshard.train.planning import make_plan_to_keep_visibly, write_config_problem
         from autoshard.train.registry import train_functions
+        from autoshard.train.slow_devices import forecasts_of, refuse_stages
 
+        if slow is not None:
+            refuse_stages(settings)
         functions, console = train_functions(settings), rich.console.Console(stderr=True)
         if problem_only is not None:
             write_config_problem(settings, functions, problem_only, console)
@@ -143,8 +146,6 @@ def plan(
         made = make_plan_to_keep_visibly(settings, functions, console, solution)
         typer.echo(made)
         if slow is not None:
-            from autoshard.train.slow_devices import forecasts_of
-
             typer.echo(forecasts_of(made, slow))
         if out is not None:
             made.save(out)

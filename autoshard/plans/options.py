@@ -74,8 +74,9 @@ class PlanOptions:
       pipelines: Whether a `TrainStep` may be run in stages where all devices are of one kind. "search": it is planned
         as one program and in pipelines of stages, and the faster plan is taken; that takes several times as long. What
         speaks of one program alone (a mesh, pins ...) is refused. "never": one program, unless annotations ask for
-        stages. None: one program; but `autoshard.plan` tries stages where that does not fit the memory and
-        micro-batches are the same step, and plans warn where much of a step waits for what is sent between nodes.
+        stages; refused where devices are of several kinds. None: one program; but `autoshard.plan` tries stages where
+        that does not fit the memory and micro-batches are the same step, and plans warn where much of a step waits for
+        what is sent between nodes.
       offload: What may lie in the memory of the hosts, where the cluster describes them with their links to the devices
         (`host`; of the live GPUs of one process it does). "never": nothing. "state": donated state that the update
         alone reads, such as optimizer moments; each is copied to the device for its update and back, every step, which

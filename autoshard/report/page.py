@@ -12,6 +12,7 @@ from bokeh.resources import Resources
 
 from autoshard import __version__
 from autoshard.api.staged import StagedPlan
+from autoshard.errors import ConfigError
 from autoshard.offloading.hosted_plan import HostTablesPlan
 from autoshard.offloading.reading import AnyPlan
 from autoshard.plans.program_plan import ProgramPlan
@@ -48,6 +49,7 @@ _COLLECTIVES_LEAD = (
 def page_of(main: Sequence[Named], beside: Sequence[Named] = ()) -> Page:
     """The page about what was read first; `beside` are other plans of the same program, comparisons, verifications."""
     plans = [n for n in main if isinstance(n.material, AnyPlan)]
+    _refuse_unshown(plans, beside)
     others = [(n.name, n.material) for n in (*plans[1:], *beside) if isinstance(n.material, ProgramPlan)]
     sections: list[Section] = []
     programs: tuple[Program, ...] = ()
@@ -73,6 +75,22 @@ def page_of(main: Sequence[Named], beside: Sequence[Named] = ()) -> Page:
             parts = verification_parts(one.material, f"verified-{n}")
             sections.append(Section(f"compiled-{n}", "Predicted beside compiled", lead, parts))
     return Page(main[0].name, subtitle or "; ".join(n.name for n in (*main, *beside)), tuple(sections), programs)
+
+
+def _refuse_unshown(plans: Sequence[Named], beside: Sequence[Named]) -> None:
+    """Refuses plans beside another one that there is nothing to show of.
+
+    Raises:
+      ConfigError: One of the plans is not of one program.
+    """
+    others = [n for n in beside if isinstance(n.material, AnyPlan)]
+    for one in (*plans[:1], *others) if others else ():
+        if not isinstance(one.material, ProgramPlan):
+            raise ConfigError(
+                "Plans beside another one make the price of memory a curve, which only plans of one program have; "
+                f"received {one.name}, which has several. Show what differs with `autoshard diff`, and give --beside "
+                "(`beside=` in code) comparisons and verifications."
+            )
 
 
 def _plan_subtitle(plan: AnyPlan) -> str:

@@ -86,7 +86,7 @@ def _stages(plan: PipelinePlan) -> list[Part]:
     crossings = []
     for group in equal_pipelines(plan):
         pipeline, durations = plan.pipeline(group.first), plan.durations.pipelines[group.first]
-        rows = []
+        rows, splits = [], durations.schedule.splits_backward
         for s, part in enumerate(pipeline.stages):
             submesh = durations.schedule.submesh_of(s)
             times, layers = durations.stages[s], plan.layers.names[part.start : part.stop]
@@ -97,15 +97,19 @@ def _stages(plan: PipelinePlan) -> list[Part]:
                     plan.meshes[group.first][submesh].name,
                     ", ".join(f"{a}={n}" for a, n in plan.meshes[group.first][submesh].axes),
                     seconds(times.forward_s),
-                    seconds(times.backward_s + times.weight_s),
+                    *map(
+                        seconds, (times.backward_s, times.weight_s) if splits else (times.backward_s + times.weight_s,)
+                    ),
                     "yes" if part.rematerialise else "no",
                     str(plan.program_of[group.first][s]),
                 )
             )
-        columns = ("stage", "layers", "submesh", "mesh", "forward", "backward", "computed again", "program")
+        timed = ("forward", "backward", "weights") if splits else ("forward", "backward")
+        columns = ("stage", "layers", "submesh", "mesh", *timed, "computed again", "program")
         note = f"{pipeline.num_examples} examples as {pipeline.num_micro_batches} x {pipeline.micro_batch_size}, "
         note += f"{pipeline.schedule.value}; times are those of a micro-batch."
-        parts.append(Table(group.name, columns, tuple(rows), frozenset({4, 5}), note=note))
+        numbers = frozenset(range(4, 4 + len(timed)))
+        parts.append(Table(group.name, columns, tuple(rows), numbers, note=note))
         for transfer in durations.transfers:
             sent = crossing(plan.layers, pipeline, transfer.source, transfer.target)
             crossings.append(

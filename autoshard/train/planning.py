@@ -258,6 +258,7 @@ def _lookups(section: LookupsSection) -> Lookups:
 def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] | None) -> PlanOptions:
     """What `config` tells the planner."""
     section = config.plan
+    by_default = None if runs_in_stages(config) else "never"
     return PlanOptions(
         adaptive=config.stragglers.mode != "off",
         time_limit_s=section.time_limit_s,
@@ -267,7 +268,7 @@ def options_of(config: TrainConfig, on_progress: Callable[[PlanProgress], None] 
         compile_check_meshes=section.check_meshes,
         remat=section.remat,
         micro_batches=section.micro_batches,
-        pipelines=section.pipelines or ("never" if section.stages is None else None),
+        pipelines=section.pipelines or by_default,
         offload=section.offload,
         decompose=section.decompose,
         lookups=_lookups(section.lookups),

@@ -15,6 +15,9 @@ from autoshard.cli import app
 from autoshard.comparison.comparison import Comparison, Contender
 from autoshard.errors import ConfigError, FileFormatError
 from autoshard.pipelines.plan.comparison import compare_forms
+from autoshard.pipelines.schedule.durations import StepDurations
+from autoshard.pipelines.schedule.orders import make_schedule
+from autoshard.pipelines.schedule.tasks import ScheduleKind
 from autoshard.printing import amount, seconds
 from autoshard.report.compared_view import compared_parts
 from autoshard.report.comparison_file import read_comparison
@@ -24,6 +27,7 @@ from autoshard.report.memory_price import Tangent, least_step_s, memory_price_pa
 from autoshard.report.module_tree import Costs, module_tree
 from autoshard.report.page import html_page, page_of
 from autoshard.report.parts import Figure, Paragraph, Table
+from autoshard.report.pipeline_view import pipeline_parts
 from autoshard.report.program_view import program_view
 from autoshard.report.reading import Named, read_material
 from autoshard.report.run_view import RunRecord, read_run, run_sections
@@ -135,6 +139,12 @@ def test_a_plan_in_stages_has_a_lane_for_each_place(staged):
     assert len(lanes.model.yaxis[0].major_label_overrides) == sum(map(len, staged.meshes)) == 3
     bars = lanes.model.renderers[0].data_source.data
     assert max(bars["right"]) * time_unit(staged.step_s).size == pytest.approx(staged.step_s)
+    first, *rest = staged.durations.pipelines
+    apart = dataclasses.replace(first, schedule=make_schedule(ScheduleKind.ZERO_BUBBLE, 2, 2, 2))
+    split = dataclasses.replace(staged, durations=StepDurations((apart, *rest)))
+    stages = [part for part in pipeline_parts(split) if isinstance(part, Table) and "forward" in part.columns]
+    assert ["weights" in table.columns for table in stages] == [True, False]
+    assert all(len(row) == len(table.columns) for table in stages for row in table.rows)
 
 
 def test_a_plan_with_tables_in_host_memory_shows_places_memory_and_pace(hosted, tmp_path):

@@ -6,6 +6,10 @@ from autoshard.errors import ExportError
 from autoshard.pipelines.plan.explain import program_text
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan
 from autoshard.plans.export import Form, exported, shardings_document, shardings_text
+from autoshard.printing import counted
+
+_MOST_MESHES = 8
+"""Stages that an error names."""
 
 
 def exported_stages(
@@ -25,16 +29,16 @@ def exported_stages(
         case Form.FLAX_RULES:
             return "".join(_rules(plan, number, names, nearest) for number in range(len(plan.programs)))
         case Form.MAXTEXT:
-            meshes = "; ".join(
-                dict.fromkeys(
-                    f"{one} on {plan.mesh_of(one).name} ({plan.plan_of(one).device}, "
-                    f"{', '.join(f'{a}={n}' for a, n in plan.mesh_of(one).axes)})"
-                    for one in plan.stage_ids
-                )
-            )
+            meshes = [
+                f"{one} on {plan.mesh_of(one).name} ({plan.plan_of(one).device}, "
+                f"{', '.join(f'{a}={n}' for a, n in plan.mesh_of(one).axes)})"
+                for one in plan.stage_ids
+            ]
+            left = [f"and {len(meshes) - _MOST_MESHES} more"] if len(meshes) > _MOST_MESHES else []
+            stages = counted(len(meshes), "stage on a mesh of its own", "stages on meshes of their own")
             raise ExportError(
                 "A MaxText file holds one mesh and one set of rules for the whole step, but this plan runs it in "
-                f"{len(plan.stage_ids)} stages on meshes of their own: {meshes}. Write the shardings "
+                f"{stages}: {'; '.join([*meshes[:_MOST_MESHES], *left])}. Write the shardings "
                 "(--to shardings) or each stage's rules (--to flax-rules), or plan for one kind of device."
             )
 

@@ -322,7 +322,7 @@ def trace_step(plan: PipelinePlan, step: TrainStep, device_meshes: DeviceMeshes,
     Raises:
       PlanMismatchError: The step, the state or the batch is not what was planned.
     """
-    if step.parts is not None and tuple(step.parts) != plan.parts:
+    if step.parts and tuple(step.parts) != plan.parts:
         raise PlanMismatchError(
             f"A step that says its micro-batches runs in them, but the plan has some of {plan.parts} examples; "
             f"received a TrainStep with parts of {tuple(step.parts)}. Plan that step, or leave `parts` out."
