@@ -163,7 +163,8 @@ def _planned(config: str, overrides: Sequence[str], part: Cluster) -> KeptRate:
         try:
             plan = make_plan(settings, train_functions(settings))
         except (MemoryBudgetError, StageError) as error:
-            return KeptRate(step_s=None, mesh="", why=f"it does not fit: {str(error).partition('. ')[0]}")
+            what = "it does not fit" if isinstance(error, MemoryBudgetError) else "it has no plan"
+            return KeptRate(step_s=None, mesh="", why=f"{what}: {str(error).partition('. ')[0]}")
     if isinstance(plan, Plan):
         return KeptRate(step_s=plan.estimate.step_s, mesh=", ".join(f"{name}={size}" for name, size in plan.axes))
     return KeptRate(step_s=plan.step_s, mesh="stages")

@@ -220,10 +220,10 @@ def stage_cost(stage: TracedStage, plan: ProgramPlan) -> StageCost:
     local = lambda n: spec_shard_bytes(size_bytes(jaxpr.invars[n]), plan.arguments[n].entries, sizes)
     total = lambda positions: float(sum(map(local, positions)))
     later = {*stage.fused_backward.backward.given}
-    held_inputs = total([n for n in slots.inputs if n in later])
+    held_inputs = total([n for n in (*slots.inputs, *slots.mutable) if n in later])
     residual = _residual_bytes(jaxpr, plan, stage.fused_backward.residuals) + held_inputs
     weights, sums, inputs = total(slots.params), total(slots.sums), total(slots.inputs)
-    resident = weights + sums + total(slots.batch) + total(slots.mutable)
+    resident = weights + sums + total(slots.batch) + total([n for n in slots.mutable if n not in later])
     peak = plan.estimate.peak_bytes
     return StageCost(
         forward_s=forward_s,

@@ -181,13 +181,14 @@ def fitting_plan(
 
 def _check_mutable(model: TracedModel, number: int, pipeline: Pipeline) -> None:
     """Refuses stages of which one reads mutable state that another changes: the next micro-batch is on its way in the
-    first before this one has reached the second.
+    first before this one has reached the second. Of counters the first knows how they go on.
     """
+    added = added_to_mutable(model.forward)
     interfaces = [model.stages.program(stage.start, stage.stop).interface for stage in pipeline.stages]
     changed_by = {n: s for s, interface in enumerate(interfaces) for n in interface.mutable_out}
     for s, interface in enumerate(interfaces):
         for n in interface.mutable_in:
-            if changed_by.get(n, s) != s:
+            if changed_by.get(n, s) != s and added[n] is None:
                 raise StageError(
                     f"The mutable state `{model.forward.mutable.names[n]}` is read by {StageId(number, s)} and changed "
                     f"by {StageId(number, changed_by[n])}. Stages cannot share mutable state within a step; plan with "
@@ -285,7 +286,7 @@ def _other_loss(task: StagedTask, arrangement: Arrangement) -> tuple[str, ...]:
     return (
         f"The batch is run in {count} micro-batches, but the loss is not known to be a plain mean over examples, "
         f"because of {why}: the mean over micro-batches may be another loss. For the loss of the whole batch, ask for "
-        "one micro-batch: StageOptions(num_pipelines=1, num_micro_batches=1).",
+        "one micro-batch: StageOptions(num_pipelines=1, num_micro_batches=1) (plan.stages).",
     )
 
 
@@ -304,7 +305,7 @@ def _same_in_pipelines(forward: Forward, arrangement: Arrangement) -> tuple[str,
     return (
         f"Each of {count} pipelines side by side begins a step with the same mutable state, and what the first makes "
         f"of {', '.join(names[:3])}{more} is kept: random numbers drawn by it are the same in all of them. Draw by the "
-        "`rng` of the loss, or by a counter, or ask for one pipeline: StageOptions(num_pipelines=1).",
+        "`rng` of the loss, or by a counter, or ask for one pipeline: StageOptions(num_pipelines=1) (plan.stages).",
     )
 
 

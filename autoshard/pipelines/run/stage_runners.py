@@ -102,11 +102,15 @@ class StageRunners:
         """Whether any stage changes a leaf of the mutable state."""
         return any(name in runner.new_mutable for _, runner in self)
 
+    def added(self, name: str, pipeline: Pipeline) -> int | None:
+        """What a micro-batch of a pipeline adds to a leaf of the mutable state; None if it is no counter."""
+        return self._added[pipeline.micro_batch_size][name]
+
     def counted(self, name: str, pipelines: Sequence[Pipeline]) -> int | None:
         """What pipelines add to a leaf of the mutable state in a step; None if it is no counter in all of the plan."""
-        if any(self._added[p.micro_batch_size][name] is None for p in self.plan.arrangement.pipelines):
+        if any(self.added(name, p) is None for p in self.plan.arrangement.pipelines):
             return None
-        return sum((self._added[p.micro_batch_size][name] or 0) * p.num_micro_batches for p in pipelines)
+        return sum((self.added(name, p) or 0) * p.num_micro_batches for p in pipelines)
 
     def metric_stage(self, name: str) -> StageId:
         """The first stage that makes a metric."""

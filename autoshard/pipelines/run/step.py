@@ -33,9 +33,11 @@ class _InFlight:
 
     Attributes:
       inputs: What earlier stages sent. gradients: What later stages sent back, by output; to be added up.
+      mutable: The mutable state as its forward task read it; others have gone on when its backward task runs.
       residuals: What its phases hold for later ones.
     """
 
+    mutable: _Named = dataclasses.field(default_factory=dict)
     inputs: _Named = dataclasses.field(default_factory=dict)
     gradients: dict[str, list[Any]] = dataclasses.field(default_factory=lambda: collections.defaultdict(list))
     residuals: list[Any] = dataclasses.field(default_factory=list)
@@ -142,6 +144,8 @@ class RunningStep:
         runner = self._runners[one]
         flight = self._flights[one, micro_batch]
         ran = None
+        if phase is Phase.FORWARD:
+            flight.mutable = dict(self._mutable[one])
         if runner.is_local:
             ran = runner.run(phase, self._arguments(one, phase, micro_batch, flight), flight.residuals)
         if ran is not None:
@@ -167,7 +171,7 @@ class RunningStep:
             arguments.update((leaf.position, value_of(n)) for n, leaf in leaves.items() if leaf.position in read)
 
         fill(runner.params, self._params[one].__getitem__)
-        fill(runner.mutable, self._mutable[one].__getitem__)
+        fill(runner.mutable, flight.mutable.__getitem__)
         fill(runner.sums, self._sums[one].__getitem__)
         fill(runner.inputs, lambda name: flight.inputs[name])
         fill(runner.batch, lambda name: self._batch_part(one, micro_batch, name))
@@ -196,6 +200,9 @@ class RunningStep:
                 self._flights[reader, micro_batch].inputs[name] = arrived
         for name, leaf in runner.new_mutable.items():
             self._mutable[one][name] = ran.results.get(leaf.position)
+        for name in runner.mutable.keys() - runner.new_mutable.keys() if runner.is_local else ():
+            if added := self._runners.added(name, self._runners.plan.pipeline(one.pipeline)):  # another stage counts
+                self._mutable[one][name] = _counted_on(self._mutable[one][name], added)
         for name, leaf in runner.metrics.items():
             self._made_metrics[name][one].append(ran.results.get(leaf.position))
 

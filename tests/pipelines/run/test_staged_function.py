@@ -317,6 +317,38 @@ def test_a_state_that_is_not_given_away_can_be_used_again(encoder):
     assert int(twice.step) == 2
 
 
+def test_the_backward_pass_reads_the_state_of_its_own_micro_batch():
+    """Other micro-batches have changed it since: a scale, and a counter under `checkpoint` by which noise is drawn.
+
+    The counter of the second layer is read in the first stage and goes on in the second.
+    """
+
+    def loss(params, mutable, batch):
+        x, new = batch, {}
+        for name, weight in params.items():
+
+            def layer(weight, x, count):
+                kept = jax.random.bernoulli(jax.random.fold_in(jax.random.key(3), count), 0.5, x.shape)
+                return x + jnp.where(kept, jnp.tanh(x @ weight), 0.0)
+
+            scale, count = mutable[name]
+            x, scale = jax.checkpoint(layer)(weight, x, count) * scale, scale * 1.5
+            new[name] = scale, count + 1
+        return jnp.mean(x**2), (new, {})
+
+    step, batch = TrainStep(loss, optax.sgd(1.0), has_mutable=True), normal(9, 8, WIDTH)
+    params = {name: normal(seed, WIDTH, WIDTH) for seed, name in enumerate("abcd")}
+    state = step.init(params, None, {name: (jnp.float32(1), jnp.int32(0)) for name in params})
+    num_layers = len(planned_layers(step, state, batch))
+    stages = Stage(0, num_layers // 2), Stage(num_layers // 2, num_layers)
+    submeshes = Submesh(0, 0, FAST_1), Submesh(1, 0, SLOW_1)
+    plan = planned(step, state, batch, Pipeline(submeshes, stages, 2, 4, ScheduleKind.ONE_F_ONE_B))
+    found, expected = (fn(state, batch) for fn in (plan.jit(step), jax.jit(step.in_parts(plan.parts))))
+    moved = lambda after: jax.tree.map(lambda x, y: x - np.asarray(y), after.params, state.params)
+    assert_equal(moved(jax.device_get(found[0])), moved(expected[0]))
+    assert_equal((found[0].mutable, found[1]), (expected[0].mutable, expected[1]))
+
+
 def test_keys_that_pipelines_share_are_told():
     """A key that is split for every micro-batch: no pipeline can know where the one before it will have ended."""
 
