@@ -200,7 +200,7 @@ class RunningStep:
                 self._flights[reader, micro_batch].inputs[name] = arrived
         for name, leaf in runner.new_mutable.items():
             self._mutable[one][name] = ran.results.get(leaf.position)
-        for name in runner.mutable.keys() - runner.new_mutable.keys() if runner.is_local else ():
+        for name in [n for n in runner.mutable if n not in runner.new_mutable] if runner.is_local else ():
             if added := self._runners.added(name, self._runners.plan.pipeline(one.pipeline)):  # another stage counts
                 self._mutable[one][name] = _counted_on(self._mutable[one][name], added)
         for name, leaf in runner.metrics.items():
