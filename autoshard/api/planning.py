@@ -192,14 +192,11 @@ def plan_on_devices(
         )
     unfit = [name for name, value in given.items() if value]
     if unfit:
-        named, (verb, them) = (
-            ", ".join(f"{name}=" for name in unfit),
-            ("is", "it") if len(unfit) == 1 else ("are", "them"),
-        )
+        verb, them = ("is", "it") if len(unfit) == 1 else ("are", "them")
         raise StageError(
-            f"{named} {verb} for one program on one mesh; this step is planned in stages on cluster `{hardware.name}`, "
-            f"each on a mesh of its own. Leave {them} out, or plan for a cluster of one kind of device without stages, "
-            "also in annotations."
+            f"{', '.join(f'{name}=' for name in unfit)} {verb} for one program on one mesh; this step is planned in "
+            f"stages on cluster `{hardware.name}`, each on a mesh of its own. Leave {them} out, or plan for a cluster "
+            "of one kind of device without stages, also in annotations."
         )
     if len(args) != 2:
         raise StageError(f"A TrainStep is planned for (state, batch); received {len(args)} arguments. Pass both.")
