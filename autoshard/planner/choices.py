@@ -436,8 +436,10 @@ def _compute(
     if shape.table is not None and shape.is_sparse:
         touched *= scattered(_row_bytes(shape.table, assignment, sizes))
     moved += touched
-    for (dims, size_bytes, _), moves in zip(shape.writes, shape.moves, strict=True):
-        moved += moves * size_bytes * parts[dims]
+    splits = _splits(shape, assignment, sizes)
+    is_partial = any(n > 1 and f.reduction is not None for n, f in zip(splits, shape.factors, strict=True))
+    for (dims, size_bytes, _), moves, has_zeros in zip(shape.writes, shape.moves, shape.zeros, strict=True):
+        moved += (moves + (has_zeros and is_partial)) * size_bytes * parts[dims]
     local_size = lambda own: _local_size(shape.factors, own, assignment, sizes)
     rows = [size for size in map(local_size, shape.columns) if size <= MOST_ROWS]
     at_once = [min(size, FIRST_ROWS) if is_in_stages(size) else size for size in rows]

@@ -50,6 +50,7 @@ class GroupShape:
       fetched_bytes: For each read, what the group's kernels fetch of it from memory, unsharded; of a value that is
         never stored, what it is made of (`compiler/kernel_traffic.py`).
       moves: For each write, how often it moves between memory and the group's kernels.
+      zeros: For each write, whether it is filled with zeros only where it is a partial sum.
       touched: The parts that are touched of other reads and writes: dims, whole size in bytes.
       transposed: What its operations put into another order of dimensions: dims, whole size in bytes.
       is_scalar_sum: Whether the result is a scalar: XLA combines the all-reduces of scalars (norms, losses, counts)
@@ -71,6 +72,7 @@ class GroupShape:
     columns: tuple[tuple[int, ...], ...]
     fetched_bytes: tuple[float, ...]
     moves: tuple[int, ...]
+    zeros: tuple[bool, ...]
     touched: tuple[tuple[Dims, float], ...]
     transposed: tuple[tuple[Dims, float], ...]
     is_scalar_sum: bool
@@ -174,16 +176,25 @@ def shape_of(
     graph: Graph,
     traffic: Traffic,
     in_memory: Set[int],
+    in_place: Set[int],
     work: RegionWork | None,
 ) -> GroupShape:
-    """The shape of `group`; `in_memory` are the values that are stored under some name, `work` is that of a region."""
+    """The shape of `group`.
+
+    Args:
+      group, graph: The group. traffic: What kernels of the graph move.
+      in_memory: The values that are stored under some name. in_place: Those made in the place of another value.
+      work: That of a region.
+    """
     operations = [graph.operations[o] for o in group.operations]
     describe = lambda access: (
         access.dims,
         float(graph.values[access.value].size_bytes),
         graph.values[access.value].shape,
     )
-    partly_read, partly_written, touched = _partial_accesses(group, operations, graph.values, in_memory)
+    partly_read, partly_written, zeros, touched = _partial_accesses(
+        group, operations, graph.values, in_memory, in_place
+    )
     moved = traffic.of_group(group, partly_read, partly_written)
     return GroupShape(
         group.factors,
@@ -195,6 +206,7 @@ def shape_of(
         _columns(group, operations),
         moved.fetched_bytes,
         moved.moves,
+        tuple([access.value in zeros for access in group.writes]),
         touched,
         _transposed(group, operations, graph.values),
         all(not graph.values[a.value].shape for a in group.writes),
@@ -218,14 +230,16 @@ def _outermost(group: Group, operations: Sequence[Operation]) -> tuple[int, ...]
 
 
 def _partial_accesses(
-    group: Group, operations: Sequence[Operation], values: Sequence[Value], in_memory: Set[int]
-) -> tuple[set[tuple[int, tuple[int, ...]]], set[int], tuple[tuple[Dims, float], ...]]:
-    """What the group reads in part (value, who reads it) and writes in part (value), and the parts (dims, bytes).
+    group: Group, operations: Sequence[Operation], values: Sequence[Value], in_memory: Set[int], in_place: Set[int]
+) -> tuple[set[tuple[int, tuple[int, ...]]], set[int], set[int], tuple[tuple[Dims, float], ...]]:
+    """What the group reads in part (value, who reads it) and writes in part (value), what of that is added to zeros
+    where it is a partial sum, and the parts (dims, bytes).
 
     An operand that is changed is changed where it is. One that is not in memory yet, such as the zeros to which the
-    gradient of a look-up is added, is made there first: written whole, not read.
+    gradient of a look-up is added, is made there first: written whole, not read. Where the result is only added to a
+    value, the compiler adds to that value at once (`compiler/aliasing.py`), unless it sums over devices between.
     """
-    read, written = set(), set()
+    read, written, zeros = set(), set(), set()
     touched: list[tuple[Dims, float]] = []
     for operation, factor_map in zip(operations, group.factor_maps, strict=True):
         part, source = operation.rule.touched, operation.operands[0] if operation.operands else None
@@ -237,9 +251,12 @@ def _partial_accesses(
             times = 2  # read and written
             if source in in_memory:
                 written.add(operation.results[0])
+            elif operation.results[0] in in_place:
+                written.add(operation.results[0])
+                zeros.add(operation.results[0])
         size_bytes = part.num_elements * values[source].itemsize_bytes
         touched.append((map_dims(part.dims, factor_map), float(times * size_bytes)))
-    return read, written, tuple(touched)
+    return read, written, zeros, tuple(touched)
 
 
 def _transposed(

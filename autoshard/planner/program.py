@@ -43,9 +43,10 @@ def prepare(graph: Graph) -> Program:
     """Groups the operations of `graph`, and finds what the compiler makes of them."""
     analysis, pointwise = analyse(graph), pointwise_operations(graph)
     live, interned = analysis.live, dict[GroupShape, GroupShape]()
-    in_memory, works = live.stored.union(live.alias_stop), _region_works(graph)
+    in_place, works = frozenset(live.alias_stop), _region_works(graph)
+    in_memory = live.stored | in_place
     traffic = Traffic(analysis.chains, live, pointwise)
-    shapes = (shape_of(g, graph, traffic, in_memory, works.get(g.operations[0])) for g in analysis.groups)
+    shapes = (shape_of(g, graph, traffic, in_memory, in_place, works.get(g.operations[0])) for g in analysis.groups)
     return Program(analysis, tuple(interned.setdefault(s, s) for s in shapes))
 
 

@@ -139,6 +139,24 @@ def test_a_scatter_changes_its_table_where_it_is(formulated, mesh_of):
     assert scatter.compute_s[whole] == pytest.approx(1e-6 + moved_bytes / 1e11)
 
 
+def test_what_is_scattered_into_the_value_that_it_is_added_to_needs_no_zeros(formulated, mesh_of):
+    """As the gradient of a table into its momentum, unless it is summed over devices between: half the ids on each of
+    two add to zeros, which are written first."""
+    ids = jax.ShapeDtypeStruct((32,), jnp.int32)
+    add = lambda ids, rows, m: 0.9 * m + jnp.zeros((4096, 16)).at[ids].add(rows, mode="promise_in_bounds")
+    f = formulated(add, (ids, f32(32, 16), f32(4096, 16)), mesh_of(2), donate=(2,))
+    (scatter,) = [
+        table
+        for table, group in zip(f.tables, f.program.groups, strict=True)
+        if f.program.graph.operations[group.operations[0]].name == "scatter-add"
+    ]
+    whole = [set(c.assignment) == {WHOLE} for c in scatter.choices].index(True)
+    assert scatter.compute_s[whole] == pytest.approx(1e-6 + (INDICES_BYTES + 3 * ROWS_BYTES) / 1e11)
+    by_ids = row_of(scatter, (0,), (0,), (WHOLE,))
+    moved_bytes = (INDICES_BYTES + 3 * ROWS_BYTES) / 2 + 4096 * 16 * 4
+    assert scatter.compute_s[by_ids] == pytest.approx(1e-6 + moved_bytes / 1e11)
+
+
 @pytest.mark.parametrize(
     ("held", "kinds"),
     [
