@@ -50,7 +50,7 @@ from autoshard.cost.lookups import Lookups
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import FixedLayout, Graph, OperationKind
 from autoshard.graph.layout import Layout, shard_bytes
-from autoshard.graph.layout_columns import LayoutColumn
+from autoshard.graph.layout_columns import LayoutColumn, MoveKinds
 from autoshard.planner.allowed import (
     ArgumentDecision,
     Decision,
@@ -186,6 +186,8 @@ class _Builder:
         self.counted: dict[tuple[int, float], np.ndarray] = {}
         self.own_s: dict[int, np.ndarray] = {}
         self.copied_s: dict[tuple, np.ndarray] = {}
+        self.added_in_place = program.added_in_place
+        self.allowed: dict[tuple[int, int, int], np.ndarray] = {}
         self.overlap = overlap
         self.updates, self.residuals = updates, residuals
         self.first_residual = self.first_group + len(program.groups)
@@ -305,6 +307,7 @@ class _Builder:
             if self.overlap.is_free(flow.value):
                 self.free_s[len(edges)] = costs
                 costs = self.counted_s(flow, costs)
+            costs = self.allowed_s(flow, costs)
             flows.append(flow)
             edges.append(Edge(flow.source, flow.target, flow.defined_as.of_choice, flow.read_as.of_choice, costs))
             copies.append(move.copies)
@@ -398,6 +401,18 @@ class _Builder:
         makings, places = len(flow.makings), len(flow.places)
         kind = MoveKind(shape, flow.itemsize_bytes, flow.is_narrowed, flow.trips, makings, places, alike)
         return self.prices.move(kind, flow.defined_as, flow.read_as)
+
+    def allowed_s(self, flow: Flow, costs: np.ndarray) -> np.ndarray:
+        """`costs` of a flow, infinite where it is made in the place of another value and lies otherwise, although it
+        could lie likewise: XLA scatters into what is added only what lies as that does, and makes all of it else
+        (`GroupShape.zeros`). One object for flows alike."""
+        if flow.value not in self.added_in_place:
+            return costs
+        key = id(costs), id(flow.defined_as), id(flow.read_as)
+        if key not in self.allowed:
+            is_other = MoveKinds.between(flow.defined_as.layouts, flow.read_as.layouts).moved
+            self.allowed[key] = np.where(is_other & ~is_other.all(axis=0), math.inf, costs)
+        return self.allowed[key]
 
     def counted_s(self, flow: Flow, whole_s: np.ndarray) -> np.ndarray:
         """What counts of a flow that can hide and costs `whole_s`; one object for flows alike."""
@@ -524,7 +539,7 @@ def repriced(f: Formulation, weights: StretchWeights) -> Formulation:
     edges = list(f.problem.edges[: len(f.flows)])
     for number, whole_s in f.free_s.items():
         own = edges[number]
-        costs = builder.counted_s(f.flows[number], whole_s)
+        costs = builder.allowed_s(f.flows[number], builder.counted_s(f.flows[number], whole_s))
         edges[number] = Edge(own.source, own.target, own.source_class, own.target_class, costs)
     edges += map(builder.residual, range(len(f.all_residuals)))
     nodes = left_to_branch(builder.nodes(), f.branch)

@@ -37,6 +37,12 @@ class Program:
         """Its groups."""
         return self.analysis.groups
 
+    @property
+    def added_in_place(self) -> frozenset[int]:
+        """The values that the compiler adds to another value as it makes them, where both lie alike."""
+        writes = zip(self.groups, self.shapes, strict=True)
+        return frozenset(a.value for g, s in writes for a, is_added in zip(g.writes, s.zeros, strict=True) if is_added)
+
 
 @collection_paused()
 def prepare(graph: Graph) -> Program:
