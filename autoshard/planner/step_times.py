@@ -137,7 +137,7 @@ class StepTimes:
         kernels_s = np.zeros(self.tabulated.num_owners)
         kernels_s[: self.tabulated.num_nodes] = self._kernels.at(choices)
         least_s, all_s = (self.tabulated.costs(tables, choices) for tables in self._costs)
-        return OwnTimes(kernels_s, least_s, np.maximum(all_s - least_s + self.share * kernels_s, 0.0))
+        return OwnTimes(kernels_s, least_s, np.maximum(_more(all_s, least_s) + self.share * kernels_s, 0.0))
 
     def copies_of(self, stretch: Stretch) -> tuple[Stretch, ...]:
         """The stretches over the same operations in other layers, and itself; one object for all of them."""
@@ -171,7 +171,7 @@ class StepTimes:
                     total_s = total_s - weight * kernels_s
                 if share is not None:
                     hidden_s = 0.0 if kernels_s is None else self.share * kernels_s
-                    total_s = total_s + share * np.maximum(all_s - least_s + hidden_s, 0.0)
+                    total_s = total_s + share * np.maximum(_more(all_s, least_s) + hidden_s, 0.0)
                 made[key] = total_s
             return made[key]
 
@@ -249,6 +249,11 @@ class StepTimes:
                 inside[:nodes] += (first <= self._place) & (self._place < last)
             self._known[stretches] = within, inside
         return self._known[stretches]
+
+
+def _more(all_s: np.ndarray, least_s: np.ndarray) -> np.ndarray:
+    """By how much the one is more than the other; 0 where both are infinite, as what is forbidden is."""
+    return np.subtract(all_s, least_s, out=np.zeros_like(least_s), where=np.isfinite(least_s))
 
 
 def _kernels_of(f: Formulation) -> list[np.ndarray]:

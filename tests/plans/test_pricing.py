@@ -86,6 +86,24 @@ def test_the_price_of_a_plan_bounds_its_step(hiding):
             assert evaluate(priced.problem, picks).objective <= asked_for(hiding, picks).step_s * (1 + 1e-9)
 
 
+def test_a_gradient_that_is_added_in_place_lies_as_the_value(formulated, gpus):
+    """XLA scatters into a momentum only what lies as it does; no prices make more of what is forbidden."""
+
+    def step(momentum, ids, rows):
+        return 0.9 * momentum + jnp.zeros((4096, 16)).at[ids].add(rows, mode="promise_in_bounds")
+
+    args = f32(4096, 16), jax.ShapeDtypeStruct((32,), jnp.int32), f32(32, 16)
+    f = formulated(step, args, gpus(2, 2), donate=(0,), schedule=Schedule.LATENCY_HIDING)
+    (number,) = [n for n, flow in enumerate(f.flows) if flow.value in f.program.added_in_place]
+    flow, times = f.flows[number], StepTimes(f)
+    is_other = np.array([[s != t for t in flow.read_as.layouts] for s in flow.defined_as.layouts])
+    assert is_other.any() and set(flow.read_as.layouts) <= set(flow.defined_as.layouts)
+    for weights in (StretchWeights(()), StretchWeights(((0.5, (0, times.num_operations)),))):
+        for made in (repriced(f, weights), times.priced(f, weights)):
+            assert (np.isinf(made.problem.edges[number].costs) == is_other).all()
+            assert not any(np.isnan(edge.costs).any() for edge in made.problem.edges)
+
+
 def test_weights_count_where_a_stretch_holds_a_collective():
     """Of what can run beside operations 2 and 3; what can run beside nothing counts in full."""
     weights = StretchWeights(((0.25, (0, 4)), (0.5, (2, 6)), (0.125, (3, 4))))
