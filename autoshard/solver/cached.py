@@ -34,7 +34,8 @@ def solve_cached(
 
     A stored solution is the answer if its proven gap is at most the wanted one, or if it was sought for as long as
     `options` allow. Otherwise the search starts from it, or from the nearest one, and keeps its bound. With a work
-    limit the cache is not used: what others solved before must not change the answer.
+    limit the cache is not used: what others solved before must not change the answer. What came with a bound that is of
+    no use is not stored, as a search that could use it would find a higher one.
 
     Args:
       problem, options, on_progress, stop, hint, start: As for `solve`. A stored solution that is better than the hint
@@ -67,7 +68,8 @@ def solve_cached(
         found = solve(problem, options, hint, on_progress, stop, start)
     if stored is not None:
         found = _with_bound(found, stored.solution.certificate.bound, options.wanted_gap)
-    if found.choices is not None or found.relaxed is not None:
+    is_cut_off = found.relaxed is not None and found.certificate.bound < options.useful_bound
+    if (found.choices is not None or found.relaxed is not None) and not is_cut_off:
         took_s = found.certificate.solve_s
         ended_early = stop.requested or found.certificate.status is Status.OPTIMAL
         limit_s = took_s if ended_early else options.time_limit_s

@@ -65,6 +65,19 @@ def test_what_came_with_a_bound_is_kept_where_a_bound_is_enough(tmp_path):
     assert kept > 5
 
 
+def test_what_came_with_a_bound_of_no_use_is_not_kept(tmp_path):
+    cache, searched = SolutionCache(tmp_path), 0
+    bound_only = dataclasses.replace(EXACT, is_bound_enough=True)
+    for seed in range(20):
+        problem = generate.repeated(seed, "hub")
+        first, _ = phases(problem, cache, dataclasses.replace(bound_only, useful_bound=1e9))
+        again, told = phases(problem, cache, bound_only)
+        searched += first.relaxed is not None
+        assert first.relaxed is None or "from the cache" not in told
+        assert again.certificate.bound >= first.certificate.bound - 1e-9
+    assert searched > 5
+
+
 def test_a_smaller_gap_or_more_time_searches_on_from_what_is_known(tmp_path):
     cache, problem = SolutionCache(tmp_path), generate.grid(2, 9, 5, 0.4)
     stop = StopRequest()
