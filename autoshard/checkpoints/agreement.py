@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import orbax.checkpoint as ocp
 
-from autoshard.errors import TrainingError
+from autoshard.errors import TrainingError, TransferError
 from autoshard.transfer.peers import all_gather_bytes, all_gather_text, broadcast_bytes
 
 _LEAST_BYTES = 1024
@@ -41,6 +42,27 @@ def from_first(decide: Callable[[], Any]) -> Any:
     if "failed" in told:
         raise TrainingError(f"The first process of the run cannot go on, nor can the others: {told['failed']}")
     return told["decided"]
+
+
+def met(name: str, timeout_s: float) -> None:
+    """Waits until all processes have come here, without any device.
+
+    Whoever sent to another process must wait so before it runs a collective on all its devices: on CPUs that takes all
+    of JAX's threads, of which the sending needs one, while the other process waits for what is sent.
+
+    Args:
+        name: of the meeting, the same in all processes.
+
+    Raises:
+        TransferError: another process did not come in time.
+    """
+    try:
+        ocp.multihost.get_barrier_sync_fn()(key=f"autoshard: {name}", timeout_ms=int(timeout_s * 1e3))
+    except jax.errors.JaxRuntimeError as error:
+        raise TransferError(
+            f"All processes must have {name} before they go on; within {timeout_s:g} s some have not: {error}. Start "
+            "all of them again from the last checkpoint."
+        ) from error
 
 
 def all_together(lists: Sequence[Sequence[Any]]) -> list[Any]:

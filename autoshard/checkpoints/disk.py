@@ -33,6 +33,7 @@ from autoshard.checkpoints.manifest import (
     write_manifest,
 )
 from autoshard.checkpoints.sealed import MAX_BYTES, seal_of
+from autoshard.checkpoints.spread_out import SpreadOut
 from autoshard.checkpoints.verification import CORRUPT, Fault, damaged_files, files_in, leaf_difference, read_or_fault
 from autoshard.errors import ConfigError, FileFormatError, TrainingError
 from autoshard.files import read_json, write_text_atomically
@@ -117,6 +118,7 @@ class DiskTier:
         self._threads = _threads()
         self._orbax = self._checkpointer()
         self._writing: _Content | None = None
+        self._spread_out = SpreadOut()
         if failure := from_first(self._clean):
             raise ConfigError(f"The folder of checkpoints {folder} cannot be used: {failure}. Choose another.")
 
@@ -169,6 +171,7 @@ class DiskTier:
 
         Raises:
             TrainingError: the one before could not be written, for another reason than a full disk.
+            TransferError: another process ended while parts of the state were sent to all.
         """
         self.wait()
         leaves = leaf_shapes(state)
@@ -178,6 +181,7 @@ class DiskTier:
             if answer:
                 self._tell_first(NotSaved(step=step, why=answer))
             return
+        state = self._spread_out.moved(state, state, self._spread_out.laid_out(state))
         arrays = [leaf for _, leaf in named_leaves(state)]
 
         def shard(piece: Any) -> tuple[int, ShardEntry]:
@@ -312,7 +316,8 @@ class DiskTier:
         if fault := _first(faults):
             return fault
         assert isinstance(manifest, Manifest)
-        wanted, state = jax.tree.map(ocp.utils.to_shape_dtype_struct, like), None
+        laid_out, state = self._spread_out.laid_out(like), None
+        wanted = jax.tree.map(ocp.utils.to_shape_dtype_struct, laid_out)
         boxed = _boxed(wanted)
         try:
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
@@ -322,7 +327,7 @@ class DiskTier:
             faults = [Fault(STATE, f"Orbax cannot read it: {_reason(error)}")]
         else:
             faults = _changed_shards(manifest, state)
-        return _first(faults) or state
+        return _first(faults) or self._spread_out.moved(state, laid_out, like)
 
     def _first_look(self, folder: pathlib.Path, like: Any) -> tuple[str, str] | None:
         """The file that is wrong before any tensor is read, and why; with an empty file, why the run cannot go on."""

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from autoshard.pipelines.run.device_meshes import as_array
+from autoshard.checkpoints.agreement import met
 from autoshard.pipelines.run.staged_function import StagedFunction
+from autoshard.transfer.cross_mesh import as_array
 
 _AXIS = "device"
 
@@ -37,13 +38,19 @@ class OneMesh:
         return jax.tree.map(self._sharding, shapes)
 
     def bring(self, tree: Any) -> Any:
-        """The arrays of a pytree, wherever they lie, on the mesh."""
+        """The arrays of a pytree, wherever they lie, on the mesh; waits until all processes have theirs."""
         move = lambda x: as_array(self._step.mover.move(x, self._sharding(x)))
-        return jax.tree.map(move, tree)
+        return self._arrived(jax.tree.map(move, tree))
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays of the mesh on every device of the plan, so that each process can read them."""
-        return jax.tree.map(lambda x: as_array(self._step.mover.move(x, self._step.device_meshes.everywhere)), tree)
+        move = lambda x: as_array(self._step.mover.move(x, self._step.device_meshes.everywhere))
+        return self._arrived(jax.tree.map(move, tree))
+
+    def _arrived(self, moved: Any) -> Any:
+        self._step.wait(moved)
+        met("moved what a run does outside of its step", self._step.mover.timeout_s)
+        return moved
 
     def absent(self, shapes: Any) -> Any:
         """What stands for whole arrays on the mesh in a process that has none of its devices."""

@@ -211,6 +211,13 @@ class CrossMeshTransfer:
         return jax.device_put(shard, jax.sharding.SingleDeviceSharding(join.device, memory_kind=memory_kind))
 
 
+def as_array(held: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """An array without local parts, of what stands for one; arrays as they are."""
+    if isinstance(held, jax.Array):
+        return held
+    return jax.make_array_from_single_device_arrays(held.shape, held.sharding, [], dtype=held.dtype)
+
+
 def _put(copies: tuple[CopyStep, ...], held: _Held) -> None:
     """Copies parts between local devices, all in one call."""
     if copies:

@@ -15,25 +15,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autoshard.checkpoints.checkpoints import Checkpoints
+from autoshard.checkpoints.layout import words
 from autoshard.checkpoints.memory import MemoryTier
 
 DEVICES = 2
 
 
 def state_after(step: int) -> dict:
-    """A state that is a function of its step, split over all devices and, in part, not at all."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    """A state that is a function of its step: split over all devices, not at all, or held by the last process only."""
+    auto = (AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
+    stage = jax.make_mesh((DEVICES,), ("data",), axis_types=auto, devices=jax.devices()[-DEVICES:])
 
-    def place(numbers: np.ndarray, spec: PartitionSpec) -> jax.Array:
-        return jax.make_array_from_callback(numbers.shape, NamedSharding(mesh, spec), lambda index: numbers[index])
+    def place(numbers: np.ndarray, spec: PartitionSpec, mesh: Mesh = mesh) -> jax.Array:
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(numbers.shape, sharding, lambda index: numbers[index], dtype=numbers.dtype)
+
+    key = np.asarray(jax.random.key_data(jax.random.key(step)))
 
     return {
         "split": place(np.arange(480, dtype=np.float32).reshape(48, 10) * (step + 1), PartitionSpec("data")),
         "whole": place(np.full((5, 7), step, jnp.bfloat16), PartitionSpec()),
         "step": place(np.int32(step), PartitionSpec()),
+        "staged": place(np.arange(30, dtype=np.float32).reshape(5, 6) - step, PartitionSpec(None, "data"), stage),
+        "key": jax.random.wrap_key_data(place(key, PartitionSpec(), stage)),
     }
 
 
@@ -91,7 +99,7 @@ def main() -> None:
         for name, expected in state_after(first).items():
             assert restored.state[name].sharding == expected.sharding, name
             for ours, theirs in zip(restored.state[name].addressable_shards, expected.addressable_shards, strict=True):
-                np.testing.assert_array_equal(np.asarray(ours.data), np.asarray(theirs.data), name)
+                np.testing.assert_array_equal(*(np.asarray(words(x.data)) for x in (ours, theirs)), name)
     for step in range(first + 1, first + int(steps) + 1):
         if tier == "memory":
             checkpoints.commit(step, state_after(step))

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from autoshard.pipelines.run.device_meshes import DeviceMeshes, as_array
+from autoshard.pipelines.run.device_meshes import DeviceMeshes
 from autoshard.pipelines.run.update import StateLayout
+from autoshard.transfer.cross_mesh import as_array
 
 
 def create(layout: StateLayout, device_meshes: DeviceMeshes, init_fn: Callable[..., Any], args: Sequence[Any]) -> Any:

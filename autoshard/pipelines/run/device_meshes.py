@@ -12,7 +12,7 @@ from autoshard.errors import MeshError
 from autoshard.execution.jit import by_coordinates
 from autoshard.pipelines.plan.parameter_owners import StageId
 from autoshard.pipelines.plan.pipeline_plan import PipelinePlan, PlacedMesh
-from autoshard.transfer.cross_mesh import CrossMeshTransfer
+from autoshard.transfer.cross_mesh import CrossMeshTransfer, as_array
 
 
 class DeviceMeshes:
@@ -111,10 +111,3 @@ def bring(leaf: Any, target: NamedSharding, mover: CrossMeshTransfer, name: str)
     plain = plain.astype(jax.dtypes.canonicalize_dtype(plain.dtype))
     made = jax.make_array_from_callback(plain.shape, target, lambda index: plain[index], dtype=plain.dtype)
     return jax.random.wrap_key_data(made, impl=jax.random.key_impl(leaf)) if is_key else made
-
-
-def as_array(held: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
-    """An array without local parts, of what stands for one; arrays as they are."""
-    if isinstance(held, jax.Array):
-        return held
-    return jax.make_array_from_single_device_arrays(held.shape, held.sharding, [], dtype=held.dtype)

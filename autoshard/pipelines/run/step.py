@@ -15,14 +15,13 @@ import numpy as np
 
 from autoshard.errors import StageError
 from autoshard.pipelines.plan.parameter_owners import StageId
-from autoshard.pipelines.run.device_meshes import as_array
 from autoshard.pipelines.run.phase_functions import PhaseResult
 from autoshard.pipelines.run.stage_runner import Leaves
 from autoshard.pipelines.run.stage_runners import StageRunners
 from autoshard.pipelines.schedule.tasks import Phase
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
-from autoshard.transfer.cross_mesh import CrossMeshTransfer
+from autoshard.transfer.cross_mesh import CrossMeshTransfer, as_array
 
 _Named = dict[str, Any]
 

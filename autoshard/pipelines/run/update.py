@@ -9,14 +9,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from autoshard.errors import PlanMismatchError
-from autoshard.pipelines.run.device_meshes import DeviceMeshes, as_array
+from autoshard.pipelines.run.device_meshes import DeviceMeshes
 from autoshard.pipelines.run.mpmd_function import MpmdFunction, Replicated
 from autoshard.pipelines.split.infer_submeshes import infer_submeshes
 from autoshard.pipelines.split.mpmd import split_mpmd
 from autoshard.pipelines.split.mpmd_program import MpmdProgram
 from autoshard.trace.trace import path_name
 from autoshard.train_step import TrainStep
-from autoshard.transfer.cross_mesh import CrossMeshTransfer
+from autoshard.transfer.cross_mesh import CrossMeshTransfer, as_array
 
 SMALL_BYTES = 4096
 """State up to this size that belongs to no parameter, such as counters, is kept on every device."""
