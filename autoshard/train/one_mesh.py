@@ -43,8 +43,8 @@ class OneMesh:
         return self._arrived(jax.tree.map(move, tree))
 
     def everywhere(self, tree: Any) -> Any:
-        """Arrays of the mesh on every device of the plan, so that each process can read them."""
-        move = lambda x: as_array(self._step.mover.move(x, self._step.device_meshes.everywhere))
+        """Arrays of the mesh where each process can read them."""
+        move = lambda x: as_array(self._step.mover.move(x, self._step.device_meshes.readable))
         return self._arrived(jax.tree.map(move, tree))
 
     def _arrived(self, moved: Any) -> Any:

@@ -272,30 +272,32 @@ def staged_functions(config: TrainConfig) -> TrainFunctions:
     Raises:
         ConfigError: an unknown name, or settings that contradict each other.
     """
-    section = config.optimizer
-    if section.num_micro_batches != 1:
-        raise ConfigError(
-            "optimizer.num_micro_batches: a step in stages takes the batch in the micro-batches that its plan says; "
-            f"received {section.num_micro_batches}. Set plan.stages.num_micro_batches instead, or leave both out."
-        )
     if config.stragglers.shares_batch:
         raise ConfigError(
             f"stragglers.parts: the stages of a step share a batch out as their plan says; received "
             f"{config.stragglers.parts}. Leave it out, or plan for devices of one kind without plan.stages."
         )
     init, _, evaluate = whole_functions(config)
-    return TrainFunctions(init, _step_with_open_loss(config), evaluate)
+    step, count = _train_step(config), config.optimizer.num_micro_batches
+    if count > 1:
+        step = step.in_parts((config.data.batch_size // count,) * count)
+    return TrainFunctions(init, step, evaluate)
 
 
 def _step_with_open_loss(config: TrainConfig) -> TrainStep:
     """The step as a loss and an optimizer, so that a planner can rewrite the loss."""
-    section = config.optimizer
-    if section.num_micro_batches != 1:
+    count = config.optimizer.num_micro_batches
+    if count != 1:
         raise ConfigError(
             "optimizer.num_micro_batches: plan.remat `search`, plan.micro_batches, plan.pipelines `search`, "
             "plan.annotations, execution.mode and stragglers.parts are for a batch in one part; received "
-            f"{section.num_micro_batches}. Leave it out, or them."
+            f"{count}. Leave it out, or them."
         )
+    return _train_step(config)
+
+
+def _train_step(config: TrainConfig) -> TrainStep:
+    section = config.optimizer
     objective = objective_of(model_config(config.model))
 
     def loss(params: Any, mutable: Any, batch: Mapping[str, jax.Array], key: jax.Array) -> Any:

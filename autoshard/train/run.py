@@ -18,6 +18,7 @@ from autoshard.launch.messages import Tier
 from autoshard.pipelines.run.staged_function import StagedFunction
 from autoshard.train.config import StragglersSection, TrainConfig
 from autoshard.train.data import TrainData
+from autoshard.train.data.batches import in_parts
 from autoshard.train.feed import BatchReader
 from autoshard.train.one_mesh import OneMesh
 from autoshard.train.shared_batch import SharedBatchCall
@@ -125,6 +126,9 @@ def planned_run(
     Raises:
         PlanMismatchError, MeshError: the plan fits neither the program nor the devices.
     """
+    count = config.optimizer.num_micro_batches
+    if isinstance(plan, StagedPlan) and count > 1:
+        data = dataclasses.replace(data, batches=in_parts(data.batches, count))
     state = jax.eval_shape(functions.init, config.train.seed)
     batch = data.batches.shapes()
     step = _step(plan, functions, config.stragglers)

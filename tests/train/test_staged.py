@@ -13,8 +13,7 @@ import rich.console
 
 from autoshard import StagedPlan
 from autoshard.checkpoints.checkpoints import Checkpoints
-from autoshard.errors import ConfigError
-from autoshard.train.config import TrainConfig
+from autoshard.train.config import PlanSection, TrainConfig
 from autoshard.train.registry import load_data, train_functions
 from autoshard.train.trainer import carry_out
 from autoshard.train_step import TrainStep
@@ -119,11 +118,24 @@ def test_state_and_evaluation_are_those_of_the_same_step_on_one_device(runs):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_micro_batches_are_the_plan_s_business(tmp_path):
-    config = config_of(tmp_path, "run")
-    twice = config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"num_micro_batches": 2})})
-    with pytest.raises(ConfigError, match="plan.stages.num_micro_batches"):
-        train_functions(twice)
+@pytest.mark.slow
+def test_micro_batches_of_the_optimizer_are_those_of_one_program(tmp_path):
+    """With dropout and clipping: which examples make one up, their order, and what each draws."""
+    config = config_of(tmp_path, "run", steps=2)
+    optimizer = config.optimizer.model_copy(update={"num_micro_batches": 2, "clip_norm": 0.1})
+    staged = config.model_copy(update={"optimizer": optimizer})
+    run(staged)
+    whole = staged.model_copy(update={"plan": PlanSection()})
+    functions, batches = train_functions(whole), load_data(whole).batches
+    state, losses, take = functions.init(0), [], jax.jit(functions.step)
+    for number in range(2):
+        state, metrics = take(state, dict(batches[number]))
+        losses.append(float(metrics["loss"]))
+    assert StagedPlan.load(tmp_path / "run" / "plan.json").parts == (2, 2)
+    np.testing.assert_allclose(list(logged(tmp_path / "run").values()), losses, rtol=2e-6)
+    with Checkpoints(tmp_path / "run" / "checkpoints", 2) as checkpoints:
+        saved = checkpoints.restore(state).state
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), saved.params, state.params)
 
 
 def test_loss_scaling_is_that_of_the_models(tmp_path):

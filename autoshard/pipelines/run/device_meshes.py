@@ -22,6 +22,7 @@ class DeviceMeshes:
       devices: One for each device of the cluster, in its order.
       meshes: The mesh of every submesh, all pipelines one after another.
       everywhere: The sharding of what every device has a copy of, such as the step counter.
+      readable: The sharding of what every process can read, also one whose devices no stage runs on, such as metrics.
     """
 
     def __init__(self, plan: PipelinePlan, devices: Sequence[Any] | None):
@@ -46,6 +47,9 @@ class DeviceMeshes:
                 self.meshes.append(_mesh(placed, chosen))
         used = list(dict.fromkeys(d for mesh in self.meshes for d in mesh.devices.flat))
         self.everywhere = NamedSharding(Mesh(np.array(used), ("device",)), PartitionSpec())
+        firsts = {d.process_index: d for d in reversed(chosen)}
+        idle = [firsts[p] for p in sorted(firsts) if all(d.process_index != p for d in used)]
+        self.readable = NamedSharding(Mesh(np.array([*used, *idle]), ("device",)), PartitionSpec())
         self._plan = plan
 
     def submesh_of(self, one: StageId) -> int:

@@ -34,7 +34,7 @@ from autoshard.pipelines.run.update import (
 from autoshard.pipelines.schedule.timeline import Timeline
 from autoshard.plans.apply import leaves_of, refuse_others
 from autoshard.train_step import TrainStep, batch_size
-from autoshard.transfer.cross_mesh import CrossMeshTransfer
+from autoshard.transfer.cross_mesh import CrossMeshTransfer, as_array
 
 COMPILING_S = 3600.0
 """How long processes wait for each other at least in the first two steps: each compiles its programs in the first, and
@@ -126,7 +126,8 @@ class StagedFunction:
         self._recorder = Recorder(self.plan, self.device_meshes) if self._records else None
         running = RunningStep(runners, self.step, self.mover, self._keys, state, batch)
         self._run_tasks(running)
-        result = update(state, running.gradients(), running.mutable(), running.metrics())
+        state, metrics = update(state, running.gradients(), running.mutable(), running.metrics())
+        result = state, {name: self._readable(x, f"metric {name}") for name, x in metrics.items()}
         if self._is_shared:
             self._watch_update(result[0])
             self.wait(result[1])
@@ -137,6 +138,11 @@ class StagedFunction:
             self.wait(result)
             self._recorder.end()
         return result
+
+    def _readable(self, metric: jax.Array, name: str) -> jax.Array:
+        if metric.sharding != self.device_meshes.everywhere:
+            return metric
+        return as_array(self.mover.move(metric, self.device_meshes.readable, name=name))
 
     def _run_tasks(self, running: RunningStep) -> None:
         queues: dict[int, collections.deque[Any]] = collections.defaultdict(collections.deque)

@@ -58,6 +58,26 @@ class Batches:
         return {name: jax.ShapeDtypeStruct((self.size * len(x), *x.shape[1:]), x.dtype) for name, x in one.items()}
 
 
+def in_parts(batches: Batches, count: int) -> Batches:
+    """The same batches, each with the examples of its micro-batches one behind another.
+
+    Micro-batch m of `count` has the examples m, m + count, m + 2 * count and so on (`models/train_step.py`), where a
+    step in stages takes those that lie together.
+    """
+    order = np.arange(batches.size).reshape(-1, count).T.ravel()
+
+    def of(examples: Examples) -> grain.MapDataset[Batch]:
+        wanted, every = order[examples], batches.of(ALL)
+        return every.map(lambda batch: {name: _rows(x, wanted, batches.size) for name, x in batch.items()})
+
+    return Batches(batches.size, of)
+
+
+def _rows(array: np.ndarray, examples: np.ndarray, size: int) -> np.ndarray:
+    """The rows of some examples; of each there may be several."""
+    return array.reshape(size, -1, *array.shape[1:])[examples].reshape(-1, *array.shape[1:])
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainData:
     """The data of a run.
