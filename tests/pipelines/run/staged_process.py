@@ -68,13 +68,17 @@ def cluster(fast, slow):
 
 
 def planned(step, state, batch):
-    """One example on the second fast device; four through two stages, the second on all slow devices."""
+    """One example on the second fast device; four through two stages, the second on all slow devices, or on the last.
+
+    Where a process is to be killed, the one before it has no part in the plan.
+    """
     hardware = cluster(2, sum(DEVICES) - 2)
     options = [(k, m) for k, part in enumerate(hardware.slices()) for m in stage_meshes(part, part.num_devices)]
     submesh = lambda part, first, n: Submesh(
         part, first, next(i for i, (k, m) in enumerate(options) if (k, m.num_devices) == (part, n))
     )
-    both = (submesh(0, 0, 1), submesh(1, 0, sum(DEVICES) - 2))
+    slow = submesh(1, 1, 1) if WHAT == "killed" else submesh(1, 0, sum(DEVICES) - 2)
+    both = (submesh(0, 0, 1), slow)
     arrangement = Arrangement(
         (
             Pipeline(both, (Stage(0, 2), Stage(2, 5)), 2, 2, ScheduleKind.ONE_F_ONE_B),

@@ -51,11 +51,13 @@ def until_over(process, log):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "event", "words"),
-    [((2, 1), "killed", "the transfer failed"), ((2, 1, 1), "stopped", "which has sent nothing for")],
+    [((2, 1, 1), "killed", "the transfer failed"), ((2, 1, 1), "stopped", "which has sent nothing for")],
 )
 def test_steps_in_several_processes(devices, event, words, tmp_path):
     for lines in run_processes(devices, event, tmp_path):
         differ, agree, told, again = [line for line in lines if "[Gloo]" not in line]
         assert (differ, agree) == ("plans differ\n", "steps agree\n")
-        assert told.startswith("after ") and "must come from process" in told and words in told
+        assert told.startswith("after ") and "must come from process" in told
+        # one without a part in the plan waits for the metrics that process 0 sends
+        assert words in told or "metric loss must come from process 0, which has sent nothing for" in told
         assert again.startswith("again: An earlier step failed")
