@@ -13,6 +13,9 @@ from autoshard.transfer.cross_mesh import CrossMeshTransfer, as_array
 
 _SPLIT, _COPIES = "split", "copies"
 
+WHOLE_BYTES = 1 << 16
+"""A leaf of no more goes whole: cutting it would take a program of its own, which takes longer to compile."""
+
 
 class SpreadOut:
     """Brings leaves that only some processes hold onto all devices, and back. All processes make every call together.
@@ -31,7 +34,7 @@ class SpreadOut:
         """
         leaves, tree = jax.tree.flatten(like)
         chosen = [
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x.shape)) if is_partial else x
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)) if is_partial else x
             for x, is_partial in zip(leaves, _held_by_some(leaves), strict=True)
         ]
         return jax.tree.unflatten(tree, chosen)
@@ -76,13 +79,21 @@ def _holders(x: Any) -> list[int]:
     return [] if sharding is None else sorted({device.process_index for device in sharding.device_set})
 
 
-def _sharding(shape: tuple[int, ...]) -> NamedSharding:
-    """A layout over all devices, split by the dimension that most of them divide."""
-    devices = np.array(jax.devices())
-    ways = [math.gcd(extent, devices.size) if extent else 1 for extent in shape]
+def _sharding(x: Any) -> NamedSharding:
+    """A layout over all devices, split by the dimension that most of them divide; of what is small, one copy for each
+    process."""
+    devices = jax.devices()
+    if is_small(x):
+        devices = list({d.process_index: d for d in reversed(devices)}.values())
+    ways = [1 if is_small(x) or not extent else math.gcd(extent, len(devices)) for extent in x.shape]
     most = max(ways, default=1)
-    mesh = Mesh(devices.reshape(most, -1), (_SPLIT, _COPIES), axis_types=(AxisType.Auto,) * 2)
+    mesh = Mesh(np.array(devices).reshape(most, -1), (_SPLIT, _COPIES), axis_types=(AxisType.Auto,) * 2)
     if most == 1:
         return NamedSharding(mesh, PartitionSpec())
     place = ways.index(most)
-    return NamedSharding(mesh, PartitionSpec(*[_SPLIT if n == place else None for n in range(len(shape))]))
+    return NamedSharding(mesh, PartitionSpec(*[_SPLIT if n == place else None for n in range(len(x.shape))]))
+
+
+def is_small(x: Any) -> bool:
+    """Whether a leaf, an array or a shape, goes whole; random keys do."""
+    return math.prod(x.shape) * getattr(x.dtype, "itemsize", 8) <= WHOLE_BYTES

@@ -33,7 +33,7 @@ from autoshard.launch.events import (
 )
 from autoshard.launch.goodput import Activity, Goodput, goodput
 from autoshard.launch.messages import Phase, Tier
-from autoshard.launch.metrics_reader import StepMetrics, last_metrics
+from autoshard.launch.metrics_reader import METRICS, StepMetrics, last_metrics
 
 _RECENT = 10
 """Events that are kept for people."""
@@ -136,6 +136,13 @@ class StatusReader:
         if not (run_dir / EVENTS).is_file():
             inside = sorted(str(path.parent) for path in run_dir.glob(f"*/{EVENTS}"))
             there = f" In it are the folders of these runs: {', '.join(inside)}." if inside else ""
+            if (last := last_metrics(run_dir)) is not None:
+                raise FileFormatError(
+                    f"{run_dir}: `autoshard status` tells of runs under `autoshard launch`, which write {EVENTS}; this "
+                    f"one trains, or trained, without a supervisor, and its last reported step is {last.step}. See its "
+                    f"{METRICS}, or `autoshard report {run_dir}`; `autoshard launch` with train.resume=true continues "
+                    "it under a supervisor."
+                )
             raise FileFormatError(
                 f"{run_dir}: the output folder of a run that `autoshard launch` started holds {EVENTS}; there is none."
                 f"{there} Name the folder that is train.output_dir of the run, or wait until the run has begun."

@@ -7,6 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from autoshard.checkpoints.agreement import met
+from autoshard.checkpoints.spread_out import is_small
 from autoshard.pipelines.run.staged_function import StagedFunction
 from autoshard.transfer.cross_mesh import as_array
 
@@ -16,8 +17,8 @@ _AXIS = "device"
 class OneMesh:
     """The devices of that slice of a staged plan which has most memory, as a mesh of one axis.
 
-    Arrays are split by the first dimension that the number of devices divides, so that a model that fits the slice in
-    stages mostly fits it so too; the compiler shards what lies between.
+    Arrays that are not small are split by the first dimension that the number of devices divides, so that a model that
+    fits the slice in stages mostly fits it so too; the compiler shards what lies between.
 
     Attributes:
       whole: The layout of what each of its devices has a copy of.
@@ -58,6 +59,8 @@ class OneMesh:
 
     def _sharding(self, x: Any) -> NamedSharding:
         count = self._mesh.size
+        if is_small(x):
+            return self.whole
         split = next((k for k, extent in enumerate(x.shape) if extent and extent % count == 0), None)
         entries = [_AXIS if k == split else None for k in range(len(x.shape))]
         return NamedSharding(self._mesh, PartitionSpec(*entries))

@@ -40,7 +40,7 @@ def state_after(step: int) -> dict:
         "split": place(np.arange(480, dtype=np.float32).reshape(48, 10) * (step + 1), PartitionSpec("data")),
         "whole": place(np.full((5, 7), step, jnp.bfloat16), PartitionSpec()),
         "step": place(np.int32(step), PartitionSpec()),
-        "staged": place(np.arange(30, dtype=np.float32).reshape(5, 6) - step, PartitionSpec(None, "data"), stage),
+        "staged": place(np.arange(18000, dtype=np.float32).reshape(5, 3600) - step, PartitionSpec(None, "data"), stage),
         "key": jax.random.wrap_key_data(place(key, PartitionSpec(), stage)),
     }
 

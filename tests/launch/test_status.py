@@ -55,6 +55,12 @@ def test_a_folder_without_a_run(tmp_path):
         StatusReader(tmp_path).read()
 
 
+def test_a_run_that_nobody_supervises_says_so(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 40, "loss": 2.5}\n')
+    with pytest.raises(FileFormatError, match=r"without a supervisor, and its last reported step is 40\. See its"):
+        StatusReader(tmp_path)
+
+
 def test_a_folder_of_several_runs_names_them(tmp_path):
     """As that of `autoshard share --run`, with a folder for each job."""
     for name in ("two", "one"):
