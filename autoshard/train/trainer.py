@@ -351,7 +351,10 @@ class _Loop:
                 if section.memory_every is not None and done % section.memory_every == 0:
                     worker.keep(done, self._run.by_units(state))
                 if saves and done < last:
-                    self._save(done, state)
+                    # a state in stages is sent to all processes for that, which compile the first time
+                    is_sent = self._run.one_mesh is not None and jax.process_count() > 1
+                    with worker.during(Phase.SAVING) if is_sent else contextlib.nullcontext():
+                        self._save(done, state)
                 worker.stepped(done)
             if done < last:
                 self._reports.say(f"Stopping after step {done}, and saving. Another signal ends the run unsaved.")
