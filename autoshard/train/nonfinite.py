@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
 from autoshard.api import StagedPlan
 from autoshard.checkpoints.checkpoints import Checkpoints
@@ -24,6 +23,7 @@ from autoshard.files import write_text_atomically
 from autoshard.launch.messages import Tier
 from autoshard.trace.trace import path_name
 from autoshard.train.run import Run
+from autoshard.transfer.peers import all_gather_rows
 from autoshard.uneven_step import UnevenStep
 
 
@@ -47,7 +47,8 @@ def bad_leaves(tree: Any) -> frozenset[str]:
         if not devices or any(d.process_index == jax.process_index() for d in devices):
             bad[numbers] = ~np.array(jax.device_get(_are_finite([floats[n][1] for n in numbers])))
     if jax.process_count() > 1 and len(together) > 1:
-        bad = np.any(multihost_utils.process_allgather(bad), axis=0)
+        # on one device of each process: what a step still sends to others needs a thread (see `agreement.met`)
+        bad = np.any(all_gather_rows(bad), axis=0)
     return frozenset(name for (name, _), found in zip(floats, bad, strict=True) if found)
 
 
