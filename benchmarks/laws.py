@@ -144,6 +144,7 @@ LAWS = (
     Law("memory_orders: what is turned around", {"compiler.fusion.turned_values": _fresh(dict)}),
     Law("list_scheduler: freeing first", {"compiler.live_ranges.freeing_first": _itself(FreeingFirst({}, {}))}),
     Law("softmax: stored exponentials", {"compiler.backends.stored_exponentials": _itself(())}),
+    Law("normalized_rows: kept for their scales", {"compiler.backends.normalized_rows": _itself(())}),
     Law("workspaces: of products", {"compiler.backends.product_workspaces": _itself(())}),
     Law(
         "collective_combiner: large sums are reduced alone",

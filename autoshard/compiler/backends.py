@@ -19,6 +19,7 @@ from autoshard.compiler.kept_arguments import keeping_arguments, with_kept_argum
 from autoshard.compiler.latency_hiding import Program, latency_hidden
 from autoshard.compiler.live_buffers import shortened
 from autoshard.compiler.made_first import made_first
+from autoshard.compiler.normalized_rows import normalized_rows
 from autoshard.compiler.operand_copies import operand_copies
 from autoshard.compiler.ordering import OrderingRules
 from autoshard.compiler.pace import Pace
@@ -264,6 +265,7 @@ class XlaGpu(XlaCpu):
             is_keeping = use.kind is BufferKind.VALUE and use.owner in keeping
             yield with_kept_argument(use) if is_keeping else use
         yield from stored_exponentials(analysis, choices)
+        yield from normalized_rows(analysis, choices)
         yield from partial_sums(analysis, choices, self.spans(analysis.graph))
         yield from product_workspaces(analysis, choices.groups, self.workspace_bytes)
         yield from laid_out(analysis, choices.groups, choices.mesh_shape)

@@ -384,3 +384,27 @@ def test_what_a_loss_sums_is_gone_before_the_next_product(monkeypatch):
     plan = autoshard.plan(squared, *args, **request)
     memory = verify(plan, squared, *args, target="h100", candidates=(Candidate.XLA_COSTS,)).compiled_memory
     assert 0.97 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.03 * memory.peak_bytes
+
+
+def normalized(layers, x):
+    """Gradient descent of layers whose inputs are normalized in float32 by mean and variance."""
+
+    def layer(x, w):
+        scale, up, down = w
+        h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6) * scale
+        return x + jax.nn.gelu(h @ up) @ down
+
+    loss = lambda layers: jnp.mean(jnp.square(functools.reduce(layer, layers, x)))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, layers, jax.grad(loss)(layers))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+def test_short_normalized_rows_are_there_for_the_gradient_of_their_scale(monkeypatch):
+    """Without them 39 MB a layer are missing, 5.6 % of the peak."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = [(f32(192), f32(192, 768), f32(768, 192))] * 3, f32(8 * 50_000, 192)
+    pins = {"layers.*": P(), "x": P("data", None)}
+    plan = autoshard.plan(normalized, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
+    memory = verify(plan, normalized, *args, target="h100", candidates=(Candidate.XLA_COSTS,)).compiled_memory
+    assert 0.97 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.04 * memory.peak_bytes
