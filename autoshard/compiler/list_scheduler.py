@@ -29,7 +29,11 @@ class FreeingFirst:
 
 
 def freeing_first(
-    chains: DefUse, stops: Mapping[int, int], root: Mapping[int, int], left_alone: Set[int]
+    chains: DefUse,
+    stops: Mapping[int, int],
+    root: Mapping[int, int],
+    weights: Set[int],
+    gradients: Set[int],
 ) -> FreeingFirst:
     """Those of two products in a row, neither of which waits for the other, of which the second frees more.
 
@@ -38,8 +42,9 @@ def freeing_first(
     Args:
       chains: The graph. stops: For each buffer, one past the last operation that needs it in the program's order.
       root: For each value without a buffer of its own, whose it has.
-      left_alone: Weights, whose gathered copies would count as well, and gradients, which wait for others to be reduced
-        with: products that read or make one stay where they are.
+      weights, gradients: Weights, whose gathered copies count as well, and gradients, which wait for others to be
+        reduced with. Products that read or make one stay where they are, but for the gradient of a weight behind that
+        of what the weight was multiplied with, as of several matrices at once: activations end with it.
     """
     values = chains.graph.values
 
@@ -61,11 +66,24 @@ def freeing_first(
         if chains.region[second.index] != chains.region[first.index] + 1:
             continue
         known = {*first.operands, *first.results, *second.operands, *second.results}
+        if _is_gradient_behind(first, second, weights, gradients):
+            known -= weights | gradients
         is_ready = all([chains.defined_at(b) < first.index for b in buffers_of(second)])
-        if not is_ready or known & left_alone or chains.loop_nest[first.index] != chains.loop_nest[second.index]:
+        if (
+            not is_ready
+            or known & (weights | gradients)
+            or chains.loop_nest[first.index] != chains.loop_nest[second.index]
+        ):
             continue
         gained = ending(second) - buffers_of(first)
-        if gained and freed_bytes(second, gained) > freed_bytes(first, ending(first)):
+        copies = {o for o in first.operands if o is not None and o in weights}
+        if gained and freed_bytes(second, gained) > freed_bytes(first, ending(first) | copies):
             made[second.result()] = first.index - 1
             sooner.update((b, first.index) for b in gained)
     return FreeingFirst(made, sooner)
+
+
+def _is_gradient_behind(first: Operation, second: Operation, weights: Set[int], gradients: Set[int]) -> bool:
+    """Whether a product of a weight is followed by one that makes a gradient of what the former reads as well."""
+    shared = {o for o in first.operands if o is not None and o not in weights} & set(second.operands)
+    return bool(shared) and not weights.isdisjoint(first.operands) and second.result() in gradients

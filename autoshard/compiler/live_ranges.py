@@ -151,7 +151,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
             for v in together.keys() & set(graph.operations[operation].operands):
                 until[v] = max(until[v], at + 1)
         stops = _stops(chains, until, root)
-        reordered = freeing_first(chains, stops, root, gradients | weights)
+        reordered = freeing_first(chains, stops, root, weights, gradients)
         stops.update(reordered.stops)
         moved = {r: at for o, at in again.items() for r in graph.operations[o].results if r is not None}
         moved |= {**together, **fills, **reordered.made}
