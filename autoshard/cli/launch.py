@@ -146,7 +146,12 @@ def launch(
             loss = "" if outcome.loss is None else f", loss {outcome.loss:.3f}"
             say(f"Step {outcome.step}{loss}; results are in {run_dir}")
         elif outcome.ending is Ending.STOPPED:
-            say(f"Stopped and saved at step {outcome.step}; the same command continues the run.")
+            say(
+                f"Stopped. The state of step {outcome.step} lies in the memory of hosts alone, and is lost if these "
+                "restart; the same command continues the run from it."
+                if outcome.is_in_memory
+                else f"Stopped and saved at step {outcome.step}; the same command continues the run."
+            )
             raise typer.Exit(INTERRUPTED)
         else:
             rich.console.Console(stderr=True, style="bold red").print(

@@ -71,6 +71,8 @@ class Generation:
         self.workers = tuple(workers)
         self.last_committed: int | None = None
         """The newest step that this generation made safe; None before the first."""
+        self.last_on_disk: int | None = None
+        """Likewise, on disk."""
         self.planned: events.Replanned | None = None
         """The plan of this generation, once it is known."""
         self.is_training = False
@@ -175,6 +177,8 @@ class Generation:
             if len(parts) < len(self.workers):
                 return
             self._memory_parts = {step: told for step, told in self._memory_parts.items() if step > message.step}
+        else:
+            self.last_on_disk = max(message.step, self.last_on_disk or 0)
         self.last_committed = max(message.step, self.last_committed or 0)
         self._write(events.StepCommitted(time=time.time(), generation=self.number, **_fields(message)))
 

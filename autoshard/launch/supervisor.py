@@ -24,7 +24,7 @@ from autoshard.launch.engines.protocol import Engine, Process, Slot
 from autoshard.launch.failures import FailureCount, Loss
 from autoshard.launch.generation import Generation, Outcome
 from autoshard.launch.membership import Membership, with_ranks_kept
-from autoshard.launch.messages import Assignment
+from autoshard.launch.messages import Assignment, Tier
 from autoshard.launch.planning_ahead import likely_sizes
 from autoshard.launch.progress import LearntLimits
 from autoshard.launch.report import event_line
@@ -75,12 +75,14 @@ class RunOutcome:
         step: steps taken, as far as known.
         loss: the last loss; None where it is not known.
         error: why it failed.
+        is_in_memory: whether the state of `step` lies in the memory of hosts alone.
     """
 
     ending: Ending
     step: int = 0
     loss: float | None = None
     error: str = ""
+    is_in_memory: bool = False
 
 
 class _Stamp(TypedDict):
@@ -121,7 +123,9 @@ class Supervisor:
         self._dry_run: DryRun | None = None
         self._ahead: set[int] = set()
         self._ranks: dict[int, int] = {}
-        self._newest_step = max((e.step for e in earlier if isinstance(e, events.StepCommitted)), default=-1)
+        made_safe = [event for event in earlier if isinstance(event, events.StepCommitted)]
+        self._newest_step = max((event.step for event in made_safe), default=-1)
+        self._on_disk_step = max((event.step for event in made_safe if event.tier is Tier.DISK), default=-1)
         self._grow = threading.Event()
         self._has_warned = False
         """That events cannot be written."""
@@ -147,7 +151,8 @@ class Supervisor:
         while True:
             slots = self._slots(stop)
             if slots is None:
-                return RunOutcome(Ending.STOPPED, max(self._newest_step, 0))
+                is_in_memory = self._newest_step > self._on_disk_step
+                return RunOutcome(Ending.STOPPED, max(self._newest_step, 0), is_in_memory=is_in_memory)
             outcome = self._generation(slots, why, stop)
             if outcome.finished is not None:
                 self._engine.forget_memory()
@@ -207,7 +212,7 @@ class Supervisor:
                         self._standbys.take_news(news)
                 self._note_progress(running)
                 if stop.requested and not running.is_training:
-                    outcome = Outcome()  # there is nothing to save
+                    outcome = Outcome()  # nothing is to be saved but what is safe, if in memory alone
                     break
                 if why_drain := self._reason_to_drain(running, stop):
                     self._drain(running, why_drain)
@@ -222,6 +227,7 @@ class Supervisor:
         if outcome.drained is not None:
             self._write(events.Drained(**self._stamp(), step=outcome.drained.step))
             self._newest_step = max(self._newest_step, outcome.drained.step)
+            self._on_disk_step = max(self._on_disk_step, outcome.drained.step)
         return outcome
 
     def _assign(self, workers: Sequence[Process]) -> None:
@@ -244,6 +250,7 @@ class Supervisor:
         )
 
     def _note_progress(self, running: Generation) -> None:
+        self._on_disk_step = max(self._on_disk_step, -1 if running.last_on_disk is None else running.last_on_disk)
         if running.last_committed is not None and running.last_committed > self._newest_step:
             self._newest_step = running.last_committed
             self._failures.made_progress()

@@ -2,7 +2,7 @@
 
 Like a collective, a step needs all workers: each tells its step in a file, and waits until all have told it. The file
 `fail_at` in the run's folder holds a step at which every worker of rank 0 fails; while there is one called `wait`, no
-worker begins.
+worker begins; and where there is one called `in_memory`, steps are safe in memory only.
 """
 
 import os
@@ -69,6 +69,9 @@ def main(steps: int) -> None:
         if is_first:
             (folder / "saving").write_text(str(step))
             (folder / "saving").rename(saved)
+        if (folder / "in_memory").exists():
+            tell(Committed(step=step, tier=Tier.MEMORY))
+        elif is_first:
             tell(Committed(step=step, tier=Tier.DISK))
         if (marks / "drain_at").exists() and step >= int((marks / "drain_at").read_text() or step + 1):
             tell(Drained(step=step))

@@ -165,6 +165,26 @@ def test_a_run_that_is_stopped_before_its_first_step_ends_at_once(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_a_run_that_is_stopped_while_it_starts_again_tells_where_its_state_is(tmp_path, is_in_memory):
+    def stop():
+        while len(of_kind(tmp_path, events.GenerationStarted)) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def disturb(workers):
+        (tmp_path / "wait").touch()
+        kill(1)(workers)
+
+    if is_in_memory:
+        (tmp_path / "in_memory").touch()
+    Disturbance(tmp_path, disturb).start()
+    threading.Thread(target=stop, daemon=True).start()
+    outcome = launch(settings(tmp_path, 2, 2, steps=10**9))
+    assert (outcome.ending, outcome.is_in_memory) == (Ending.STOPPED, is_in_memory)
+    assert outcome.step == max(event.step for event in committed(tmp_path)) >= 10
+
+
 def test_an_error_that_comes_again_ends_the_run_with_that_error(tmp_path):
     (tmp_path / "fail_at").write_text("7")
     outcome = launch(settings(tmp_path, 2, 2, budgets=Budgets(at_one_step=3)))
