@@ -48,9 +48,10 @@ def amount(value: float, unit: str = "B") -> str:
     return f"{value:.3g} {unit}"
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """A number with the word for what it counts, such as `1 stage` and `2 stages`."""
-    return f"{number} {one if number == 1 else many}"
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with the word for what it counts, such as `1 stage` and `2 stages`; `many` where that is not `one` and
+    an s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def table(title: str, columns: Sequence[tuple[str, str]]) -> Table:

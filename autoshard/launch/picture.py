@@ -14,9 +14,8 @@ from autoshard.files import write_bytes_atomically
 from autoshard.launch.events import Event, GenerationStarted, Replanned, WorkerLost, read_events
 from autoshard.launch.goodput import Activity, Goodput, goodput
 from autoshard.launch.metrics_reader import StepMetrics, read_metrics
-from autoshard.launch.report import counted
 from autoshard.pictures import require_matplotlib
-from autoshard.printing import duration
+from autoshard.printing import counted, duration
 
 FORMATS = ("png", "svg")
 

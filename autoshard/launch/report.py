@@ -25,7 +25,7 @@ from autoshard.launch.events import (
 )
 from autoshard.launch.goodput import BADPUT, Goodput
 from autoshard.launch.messages import Tier
-from autoshard.printing import duration, seconds
+from autoshard.printing import counted, duration, seconds
 
 
 def event_line(event: Event) -> str:
@@ -113,8 +113,3 @@ def sizes(least: int, most: int) -> str:
 def place(tier: Tier) -> str:
     """Where a tier is, in words."""
     return "in memory" if tier is Tier.MEMORY else "on disk"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

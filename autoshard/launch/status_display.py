@@ -13,9 +13,9 @@ import rich.table
 import rich.text
 
 from autoshard.launch.goodput import Activity, Goodput
-from autoshard.launch.report import counted, event_line, place, sizes
+from autoshard.launch.report import event_line, place, sizes
 from autoshard.launch.status import RunState, RunStatus
-from autoshard.printing import duration
+from autoshard.printing import counted, duration
 
 _COLOURS = {
     Activity.PRODUCTIVE: "green",

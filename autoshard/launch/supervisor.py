@@ -212,7 +212,7 @@ class Supervisor:
                         self._standbys.take_news(news)
                 self._note_progress(running)
                 if stop.requested and not running.is_training:
-                    outcome = Outcome()  # nothing is to be saved but what is safe, if in memory alone
+                    outcome = Outcome()  # what was reached before is safe, on disk or in the memory of hosts
                     break
                 if why_drain := self._reason_to_drain(running, stop):
                     self._drain(running, why_drain)

@@ -397,6 +397,12 @@ def _splits(shape: GroupShape, assignment: Assignment, sizes: tuple[int, ...]) -
     return tuple(splits)
 
 
+def _is_partial(shape: GroupShape, assignment: Assignment, sizes: tuple[int, ...]) -> bool:
+    """Whether each device makes only a part of a sum."""
+    splits = _splits(shape, assignment, sizes)
+    return any(n > 1 and f.reduction is not None for n, f in zip(splits, shape.factors, strict=True))
+
+
 def _compute(
     shape: GroupShape,
     assignment: Assignment,
@@ -436,10 +442,8 @@ def _compute(
     if shape.table is not None and shape.is_sparse:
         touched *= scattered(_row_bytes(shape.table, assignment, sizes))
     moved += touched
-    splits = _splits(shape, assignment, sizes)
-    is_partial = any(n > 1 and f.reduction is not None for n, f in zip(splits, shape.factors, strict=True))
     for (dims, size_bytes, _), moves, has_zeros in zip(shape.writes, shape.moves, shape.zeros, strict=True):
-        moved += (moves + (has_zeros and is_partial)) * size_bytes * parts[dims]
+        moved += (moves + (has_zeros and _is_partial(shape, assignment, sizes))) * size_bytes * parts[dims]
     local_size = lambda own: _local_size(shape.factors, own, assignment, sizes)
     rows = [size for size in map(local_size, shape.columns) if size <= MOST_ROWS]
     at_once = [min(size, FIRST_ROWS) if is_in_stages(size) else size for size in rows]

@@ -70,9 +70,9 @@ def obeyed_stages(
     if asked is None:
         return ()
     pipelines = arrangement.pipelines
-    rows = [(block, counted(len(pipelines), "pipeline", "pipelines")) for block in asked.outer]
+    rows = [(block, counted(len(pipelines), "pipeline")) for block in asked.outer]
     most = max(p.num_micro_batches for p in pipelines)
-    stages = counted(len(pipelines[0].stages), "stage", "stages")
+    stages = counted(len(pipelines[0].stages), "stage")
     rows.append((asked.pipeline, f"{stages}, {counted(most, 'micro-batch', 'micro-batches')}"))
     for number, block in enumerate(asked.stages):
         held = {p.submeshes[number % len(p.submeshes)].slice for p in pipelines}

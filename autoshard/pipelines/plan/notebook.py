@@ -20,7 +20,7 @@ def staged_plan_html(plan: PipelinePlan) -> str:
         (
             group.name,
             f"{own.num_examples} examples as {own.num_micro_batches} x {own.micro_batch_size}",
-            f"{counted(len(own.stages), 'stage', 'stages')}, {own.schedule.value}",
+            f"{counted(len(own.stages), 'stage')}, {own.schedule.value}",
         )
         for group, own in ((group, plan.pipeline(group.first)) for group in groups)
     ]

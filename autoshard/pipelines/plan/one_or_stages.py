@@ -136,7 +136,7 @@ def arrangement_text(arranged: Arranged) -> str:
     stages, rounds = len(first.stages), counted(first.num_micro_batches, "micro-batch", "micro-batches")
     each = " or ".join(map(str, devices))
     return (
-        f"{len(pipelines)} x {counted(stages, 'stage', 'stages')} of {each} device{'s' if devices[-1] > 1 else ''}, "
+        f"{len(pipelines)} x {counted(stages, 'stage')} of {each} device{'s' if devices[-1] > 1 else ''}, "
         f"{first.schedule.value}, {rounds} of {first.micro_batch_size}"
     )
 

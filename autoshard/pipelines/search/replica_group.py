@@ -66,7 +66,7 @@ class ReplicaGroup:
     @functools.cached_property
     def description(self) -> str:
         """For people."""
-        stages = counted(self.num_stages, "stage", "stages")
+        stages = counted(self.num_stages, "stage")
         rounds = counted(self.num_micro_batches[0], "micro-batch", "micro-batches")
         return f"{self.num_pipelines} x {stages}, {self.schedule.value}, {rounds} of {self.micro_batch_size}"
 

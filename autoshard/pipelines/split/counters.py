@@ -54,12 +54,12 @@ def _results(equation: jex.JaxprEqn) -> list[tuple[int, int] | None]:
             assert called is not None  # it is a call
             inner = open_jaxpr(called[1])
             positions = dict(zip(inner.invars, called_operands(equation, range(len(equation.invars))), strict=True))
-            return [_positioned(inner, v, positions) for v in inner.outvars]
+            return _positioned(inner, positions)
         case EquationKind.SCAN:
             inner = open_jaxpr(equation.params["jaxpr"])
             first, num_carried = scan_counts(equation)
             positions = {v: n for n, v in enumerate(inner.invars)}
-            results = [_positioned(inner, v, positions) for v in inner.outvars]
+            results = _positioned(inner, positions)
             carried = [
                 (r[0], r[1] * equation.params["length"]) if r is not None and r[0] == first + k else None
                 for k, r in enumerate(results[:num_carried])
@@ -71,11 +71,11 @@ def _results(equation: jex.JaxprEqn) -> list[tuple[int, int] | None]:
             return [None] * len(equation.outvars)
 
 
-def _positioned(inner: jex.Jaxpr, v: Any, positions: Mapping[Any, int]) -> tuple[int, int] | None:
-    if isinstance(v, jex.Literal):
-        return None
-    base, added = _sums(inner).get(v, (v, 0))
-    return (positions[base], added) if base in positions else None
+def _positioned(inner: jex.Jaxpr, positions: Mapping[Any, int]) -> list[tuple[int, int] | None]:
+    """`_results` of a program within an equation, of whose operands the inputs have these positions."""
+    sums = _sums(inner)
+    found = [None if isinstance(v, jex.Literal) else sums.get(v, (v, 0)) for v in inner.outvars]
+    return [None if own is None or own[0] not in positions else (positions[own[0]], own[1]) for own in found]
 
 
 def _added(equation: jex.JaxprEqn) -> tuple[int, int] | None:
