@@ -21,6 +21,7 @@ FLOORS = (
         "module_params",
         "pictures",
         "printing",
+        "side_by_side",
         "suggestions",
         "watchdog",
         "train_step",

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
+from autoshard.side_by_side import side_by_side
+
 ALIGNMENT_BYTES = 256
 """Buffers begin at multiples of it (XLA:GPU, `kXlaAllocatedBufferAlignBytes`)."""
 
@@ -29,7 +31,7 @@ def packed_bytes(starts: np.ndarray, stops: np.ndarray, sizes_bytes: np.ndarray)
     durations = _durations(starts, stops)
     orders = np.lexsort((-durations, -sizes)), np.lexsort((-sizes, -durations))
     most = lambda order: int(np.max(offsets(starts, stops, sizes, order) + sizes, initial=0))
-    return float(ALIGNMENT_BYTES * min(map(most, orders)))
+    return float(ALIGNMENT_BYTES * min(side_by_side(most, orders)))
 
 
 def in_rooms(

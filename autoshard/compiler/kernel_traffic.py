@@ -97,11 +97,11 @@ class Traffic:
             copies = sum((o, access.value) in self._copied for o in access.operations)
             fetched[n] += 2.0 * copies * graph.values[access.value].size_bytes
             launches += copies
-            for operation in operations:
-                if operation.index in access.operations:
-                    written = [size for value, size in copies_for_groups(graph, operation) if value == access.value]
-                    fetched[n] += 2.0 * sum(written)
-                    launches += len(written)
+            for o in access.operations:
+                copied_for = copies_for_groups(graph, graph.operations[o])
+                written = [size for value, size in copied_for if value == access.value]
+                fetched[n] += 2.0 * sum(written)
+                launches += len(written)
         for source, (part_bytes, n) in best.items():
             fetched[n] += times[source] * part_bytes
         if operations[0].kind is OperationKind.SCAN_STACK:

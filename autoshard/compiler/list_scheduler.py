@@ -61,19 +61,15 @@ def freeing_first(
 
     made: dict[int, int] = {}
     sooner: dict[int, int] = {}
-    products = [o for o in chains.graph.operations if o.name in PRODUCTS]
+    products, held = [o for o in chains.graph.operations if o.name in PRODUCTS], weights | gradients
     for first, second in itertools.pairwise(products):
         if chains.region[second.index] != chains.region[first.index] + 1:
             continue
         known = {*first.operands, *first.results, *second.operands, *second.results}
         if _is_gradient_behind(first, second, weights, gradients):
-            known -= weights | gradients
+            known -= held
         is_ready = all([chains.defined_at(b) < first.index for b in buffers_of(second)])
-        if (
-            not is_ready
-            or known & (weights | gradients)
-            or chains.loop_nest[first.index] != chains.loop_nest[second.index]
-        ):
+        if not is_ready or known & held or chains.loop_nest[first.index] != chains.loop_nest[second.index]:
             continue
         gained = ending(second) - buffers_of(first)
         copies = {o for o in first.operands if o is not None and o in weights}

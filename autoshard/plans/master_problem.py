@@ -36,6 +36,7 @@ from autoshard.plans.part_search import (
     annealed,
     part_options,
 )
+from autoshard.side_by_side import side_by_side
 from autoshard.solver.evaluate import CAPACITY_TOLERANCE
 from autoshard.solver.reduce.columns import worst_instants
 from autoshard.solver.tabulated import Tabulated, Taken
@@ -355,7 +356,7 @@ class MasterProblem:
         for _ in range(_SEARCHES):
             each = [functools.partial(self._row, instant) for instant in self._instants]
             options = part_options(self._times, columns, each, functools.partial(self._price, prices), not_hidden)
-            search = functools.partial(annealed, options, self._times.share, penalty=penalty, seed=again)
+            search = functools.partial(annealed, options.ready(), self._times.share, penalty=penalty, seed=again)
             if taken is None:
                 starts = [options.option[followed, range(len(followed))] for followed in begins]
                 taken, cooling = _begun(search, options.option[first], cooling, starts)
@@ -479,9 +480,10 @@ def _begun(
 ) -> tuple[np.ndarray, Cooling]:
     """What a search finds, and how it would go on: from a plan as `cooling` says, or from where short searches, which
     begin elsewhere, find a better one."""
-    found, found_s = search(plan, cooling)
-    if starts:
-        best, best_s = min((search(start, SHORT) for start in starts), key=lambda own: own[1])
+    searches = [(plan, cooling), *((start, SHORT) for start in starts)]
+    (found, found_s), *others = side_by_side(lambda own: search(*own), searches)
+    if others:
+        best, best_s = min(others, key=lambda own: own[1])
         if best_s < found_s:
             return search(best, FROM_A_ROUNDED)[0], FROM_A_ROUNDED
     return found, cooling

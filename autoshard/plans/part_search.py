@@ -131,6 +131,11 @@ class PartOptions:
         keys = np.unique(keys + self.intervals.reached(self.place, self.starts, self.num_ends))
         return np.searchsorted(keys, np.arange(len(self.least_s) + 1) * count), keys % count
 
+    def ready(self) -> "PartOptions":
+        """The same, once all is worked out that searches share, which may run side by side."""
+        _ = self.reduced_s, self.differs_s, self.reached
+        return self
+
     def made(self, taken: np.ndarray) -> np.ndarray:
         """The plan whose parts take these options; int64 [decisions]."""
         return composed(self.plans, self.parts, self.plan[taken])

@@ -97,8 +97,15 @@ def undominated(
     """
     labels = len(unary)
     keep = np.ones(labels, np.bool_)
+    only_adds = True  # as of tidied tables, whose rows have a least entry of 0
+    for difference in differences:
+        if difference < 0.0:
+            only_adds = False
+            break
     for x in range(labels - 1, -1, -1):
         for y in order:
+            if only_adds and unary[y] > unary[x]:
+                break  # all that follow cost more as well
             if y == x or not keep[y]:
                 continue
             takes_more = False
@@ -115,7 +122,7 @@ def undominated(
                     worse += times[factor] * differences[places[factor] + other * num_rows[factor] + own]
                 elif own != other:
                     worse = np.inf
-                if worse == np.inf:
+                if worse == np.inf or only_adds and worse > 0.0:
                     break
             if worse <= 0.0:
                 keep[x] = False
@@ -143,22 +150,17 @@ def _row_differences(network: Network, factor: Factor, table: np.ndarray, is_sou
 def row_differences(table: np.ndarray) -> np.ndarray:
     """[a, a']: max over columns of table[a] - table[a'] where table[a'] is finite; -inf where none is."""
     rows, columns = table.shape
-    found = np.empty((rows, rows))
+    turned = np.ascontiguousarray(table.T)
+    found = np.full((rows, rows), -np.inf)  # [a', a]: all rows are compared with one side by side, as vectors
     for other in range(rows):
-        finite = np.flatnonzero(np.isfinite(table[other]))
-        if len(finite) == columns:  # mostly: without indices the loop is vectorised
-            for row in range(rows):
-                most = -np.inf
-                for column in range(columns):
-                    most = max(most, table[row, column] - table[other, column])
-                found[row, other] = most
-        else:
-            for row in range(rows):
-                most = -np.inf
-                for column in finite:
-                    most = max(most, table[row, column] - table[other, column])
-                found[row, other] = most
-    return found
+        most = found[other]
+        for column in range(columns):
+            least = table[other, column]
+            if np.isfinite(least):
+                line = turned[column]
+                for row in range(rows):
+                    most[row] = max(most[row], line[row] - least)
+    return np.ascontiguousarray(found.T)
 
 
 def _cheapest_of_alike(unary: np.ndarray, classes: list[np.ndarray], amounts: list[np.ndarray]) -> np.ndarray:
