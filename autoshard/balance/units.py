@@ -17,6 +17,7 @@ from autoshard.graph.equation_plan import EquationPlan
 from autoshard.graph.factor_sets import components
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.layout import SpecEntries
+from autoshard.graph.pointwise import random_values
 
 _PARALLEL = frozenset(
     """broadcast_in_dim reshape transpose squeeze expand_dims copy copy_p convert_element_type stop_gradient name slice
@@ -99,7 +100,7 @@ def unit_dimensions(
     plans: Mapping[int, EquationPlan],
     arguments: Sequence[SpecEntries],
     sizes: Mapping[str, int],
-    pointwise: Collection[int],
+    pointwise: Sequence[bool],
     axes: Collection[str] | None = None,
 ) -> UnitDimensions:
     """The unit dimensions of a planned program.
@@ -107,7 +108,7 @@ def unit_dimensions(
     Args:
       graph: The program. plans: What the plan says of each equation. arguments: The layouts of its arguments.
       sizes: Devices along each mesh axis.
-      pointwise: Operations that only map elements, by index.
+      pointwise: For each operation, whether it only maps elements.
       axes: The mesh axes over which units may move; None for all.
     """
     stored = stored_layouts(graph, plans, arguments)
@@ -117,7 +118,7 @@ def unit_dimensions(
             found = sharded_op(operation, plans.get(operation.equation, EquationPlan()), stored, sizes)
             if found is not None:
                 sharded[operation.index] = found
-    search = _Search(graph, plans, stored, sharded, sizes, frozenset(pointwise))
+    search = _Search(graph, plans, stored, sharded, sizes, pointwise, random_values(graph, pointwise))
     found, refused = [], []
     for axis in sizes if axes is None else axes:
         if sizes[axis] > 1:
@@ -146,7 +147,9 @@ class _Search:
     stored: Mapping[int, SpecEntries]
     sharded: Mapping[int, ShardedOp]
     sizes: Mapping[str, int]
-    pointwise: frozenset[int]
+    pointwise: Sequence[bool]
+    drawn: frozenset[int]
+    """Random values: unit j has those of index j, whichever device computes it, so that they are made as planned."""
 
     def along(self, axis: str) -> list[UnitDimension | Refusal]:
         """The unit dimensions of one mesh axis, and the classes with parameters that are none."""
@@ -219,10 +222,10 @@ class _Search:
         if sharded is None:
             return None, f"{at} is not computed shard by shard as the plan lays out its operands"
         factor = sharded.factor_on(axis)
-        if factor is None:
+        if factor is None or all(r is None or r in self.drawn for r in operation.results):
             return None, ""
         rule = operation.rule
-        if operation.index not in self.pointwise and operation.name not in _PARALLEL:
+        if not self.pointwise[operation.index] and operation.name not in _PARALLEL:
             return None, f"{at} does not treat the entries alike"
         if rule.factors[factor].reduction is not None and operation.name not in _SUMS:
             return None, f"{at} combines the entries otherwise than by a sum"

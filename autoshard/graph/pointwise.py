@@ -50,3 +50,19 @@ def free_values(graph: Graph, pointwise: Sequence[bool] | None = None) -> frozen
             if not is_key_or_random(operation):
                 free.update(r for r in operation.results if r is not None)
     return frozenset(free)
+
+
+def random_values(graph: Graph, pointwise: Sequence[bool]) -> frozenset[int]:
+    """Values made of random numbers, and of scalars and masks beside them, alone: which entry is which depends on its
+    index, and on nothing that a model computes. `pointwise` is `pointwise_operations(graph)`.
+    """
+    free = free_values(graph, pointwise)
+    found: set[int] = set()
+    for operation, is_light in zip(graph.operations, pointwise, strict=True):
+        if not is_light:
+            continue
+        read = [o for o in operation.operands if o is not None and graph.values[o].shape]
+        is_drawn = is_key_or_random(operation) or not found.isdisjoint(read)
+        if is_drawn and all(o in found or o in free for o in read):
+            found.update(r for r in operation.results if r is not None)
+    return frozenset(found)

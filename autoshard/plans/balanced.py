@@ -43,7 +43,7 @@ def units_of(plan: ProgramPlan, graph: Graph) -> UnitDimensions:
     """
     interface = plan.interface
     shardings = _equations(interface, graph)
-    pointwise = [n for n, is_light in enumerate(pointwise_operations(graph)) if is_light]
+    pointwise = pointwise_operations(graph)
     return unit_dimensions(graph, shardings, interface.argument_entries, dict(interface.axes), pointwise)
 
 

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from autoshard import Balance, baselines
+from autoshard import Balance, TrainStep, baselines
 from autoshard.errors import AutoshardError, ConfigError
 
 MESH = {"data": 2, "tensor": 4}
@@ -168,3 +169,35 @@ def test_a_state_by_places_must_be_known(plan, run, batches):
     state, _ = run(plan.init(init, 0), batches[0])
     with pytest.raises(AutoshardError, match="run.balance.by_units"):
         run(jax.tree.map(jnp.copy, state), batches[0])
+
+
+class Drawing(nnx.Module):
+    """A hidden layer with running averages of its units, and random numbers that are theirs."""
+
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(16, HIDDEN, rngs=rngs), nnx.Linear(HIDDEN, 16, rngs=rngs)
+        self.norm, self.dropout = nnx.BatchNorm(HIDDEN, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        after = self.norm(self.up(x))
+        noise = jax.random.normal(self.dropout.rngs(), after.shape)
+        return self.down(self.dropout(jnp.cos(after + noise)))
+
+
+@pytest.mark.parametrize("sizes", ["loop", "switch"])
+def test_units_keep_their_random_numbers_and_averages_where_they_move(batches, sizes):
+    drawing = TrainStep(lambda module, x: jnp.mean((module(x) - x) ** 2), optax.sgd(0.1, momentum=0.9))
+    start = lambda seed: drawing.init(Drawing(nnx.Rngs(jax.random.key(seed))))
+    shapes = jax.eval_shape(start, 0), jax.ShapeDtypeStruct((8, 16), jnp.float32)
+    drawn = baselines.mixed(drawing, *shapes, data="ddp", donate_argnums=0, mesh=MESH)
+    run = drawn.jit(drawing, balance=Balance(mode="migrate", sizes=sizes, most_buckets=2))
+    state, expected, alone = drawn.init(start, 0), start(0), jax.jit(drawing)
+    assert [room.unit.size for room in run.balance.rooms] == [HIDDEN]
+    for shares, x in zip(([1, 1, 1, 1], [1, 2, 1, 1], [2, 1, 1, 1], [1, 1, 1, 1]), batches, strict=True):
+        run.balance.set(shares)
+        state, _ = run(state, x)
+        expected, _ = alone(expected, x)
+        ours, theirs = run.balance.by_units(state), expected
+        assert_close((ours.params, ours.opt_state), (theirs.params, theirs.opt_state))
+        assert_close(*(nnx.to_pure_dict(nnx.state(own.module, nnx.BatchStat)) for own in (ours, theirs)))
+        assert ours.module.dropout.rngs.count[...] == theirs.module.dropout.rngs.count[...]
