@@ -1,6 +1,7 @@
 """The plans of a run: one for each set of devices that it ran on, or was planned for ahead of time.
 
-They lie in `plans/<set>/plan.json` of the run's folder; `plan.json` there is a copy of the one in use.
+They lie in `plans/<set>/plan.json` of the run's folder; `plan.json` there is a copy of the one in use. Where a run
+plans several programs, such as a step and an evaluation, `plans/<set>/plan-2.json` is that of the second, and so on.
 """
 
 import dataclasses
@@ -20,8 +21,6 @@ from autoshard.files import write_bytes_atomically
 
 PLANS, PLAN = "plans", "plan.json"
 """Names of the folder of plans, and of a plan in it."""
-
-_COMPILED = "compiled.json"
 
 _MOST_CHARACTERS = 80
 """Longest description of a set that serves as a name; a file system takes 255 bytes."""
@@ -114,6 +113,7 @@ def plan_for_devices(
     fits: Callable[[Plan | StagedPlan], str | None],
     decide_for_all: Callable[[Callable[[], str]], str],
     is_dry_run: bool = False,
+    program: int = 1,
 ) -> ChosenPlan:
     """The plan for a set of devices: the one that the run has for it, or else a new one, which it keeps.
 
@@ -128,6 +128,7 @@ def plan_for_devices(
         fits: why a plan cannot be used, or None if it can.
         decide_for_all: gives all processes the text that its argument returns in the first.
         is_dry_run: leave the run's `plan.json` as it is.
+        program: which of the programs that a run plans, counted from 1; `plan.json` is that of the first.
 
     Returns:
         The plan, read from its file, equal in all processes.
@@ -137,7 +138,7 @@ def plan_for_devices(
         AutoshardError: whatever `make` raises, in the first process.
     """
     started_s = time.perf_counter()
-    path = plan_folder(run_dir, devices) / PLAN
+    path = plan_folder(run_dir, devices) / (PLAN if program == 1 else f"plan-{program}.json")
     kept = _Kept.read(path, fits)
 
     def decide() -> str:
@@ -146,13 +147,13 @@ def plan_for_devices(
             path.parent.mkdir(parents=True, exist_ok=True)
             make().save(path)
             content = path.read_bytes()
-        if not is_dry_run and _content(run_dir / PLAN) != content:
+        if program == 1 and not is_dry_run and _content(run_dir / PLAN) != content:
             write_bytes_atomically(run_dir / PLAN, content)
         seconds = time.perf_counter() - started_s
         made = _Decision(
             sha256=_digest(content),
             from_cache=kept.plan is not None,
-            is_compiled=_content(path.with_name(_COMPILED)) == _compiled_mark(content),
+            is_compiled=_content(_compiled_path(path)) == _compiled_mark(content),
             seconds=seconds,
             reason=kept.reason,
         )
@@ -167,7 +168,11 @@ def plan_for_devices(
 
 def mark_compiled(chosen: ChosenPlan) -> None:
     """Notes that what the plan compiles to is kept; to be called by the first process."""
-    write_bytes_atomically(chosen.path.with_name(_COMPILED), _compiled_mark(_content(chosen.path)))
+    write_bytes_atomically(_compiled_path(chosen.path), _compiled_mark(_content(chosen.path)))
+
+
+def _compiled_path(plan: pathlib.Path) -> pathlib.Path:
+    return plan.with_name(plan.name.replace("plan", "compiled", 1))
 
 
 def _compiled_mark(plan: bytes) -> bytes:

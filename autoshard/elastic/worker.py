@@ -82,6 +82,7 @@ class Worker:
         self._identity: Callable[[], Mapping[str, Any]] = dict
         self._saved_step = -1
         self._last: tuple[int, Any] | None = None
+        self._num_planned = 0
         self._only_in_memory: Any | None = None
         """The shapes of the state that this generation began with, where it came from memory."""
 
@@ -135,6 +136,9 @@ class Worker:
     def plan(self, fn: Callable[..., Any], *arguments: Any, **options: Any) -> Plan | StagedPlan:
         """The plan of `fn` for the devices of this generation, made once for each set of devices and kept.
 
+        A run may plan several programs, always in the same order; the first one is the step that trains, whose plan
+        stands for the run.
+
         Args:
             fn: what to plan, as for `autoshard.plan`.
             *arguments: its arguments, by shape.
@@ -163,10 +167,13 @@ class Worker:
     ) -> ChosenPlan:
         """The plan for the devices of this generation, and where it comes from; see `plan_for_devices`.
 
+        The first call is for the step that trains, and each further one for another program.
+
         Args:
             make, why_unfit: as `plan_for_devices` takes them.
             cluster: the devices, where they are described otherwise than JAX shows them.
         """
+        self._num_planned += 1
         with self.during(Phase.PLANNING):
             chosen = plan_for_devices(
                 self.run_dir,
@@ -175,8 +182,9 @@ class Worker:
                 fits=why_unfit,
                 decide_for_all=self._coordination.decided_by_the_first,
                 is_dry_run=self.is_dry_run,
+                program=self._num_planned,
             )
-        if self.is_first:
+        if self.is_first and self._num_planned == 1:
             mesh = _mesh_text(chosen.plan)
             self.tell(Planned(plan=str(chosen.path), mesh=mesh, seconds=chosen.seconds, from_cache=chosen.from_cache))
         return chosen

@@ -103,7 +103,7 @@ class Heartbeat(_Message):
 
 
 class Planned(_Message):
-    """The plan of this generation.
+    """The plan of this generation, that of its step.
 
     Attributes:
         plan: its file.

@@ -5,12 +5,14 @@ import pathlib
 import shutil
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from single_worker import worker_of
 from together import start
 
+import autoshard
 from autoshard.checkpoints.checkpoints import Checkpoints
 from autoshard.elastic.worker import Cadence, run_identity
 from autoshard.errors import TrainingError
@@ -62,3 +64,17 @@ def test_what_a_worker_prints_on_a_full_disk_does_not_end_it(tmp_path):
 def test_a_plan_that_is_gone_is_named(tmp_path):
     with pytest.raises(TrainingError, match=r"plan\.json cannot be read any more"):
         run_identity(tmp_path)
+
+
+def test_each_program_of_a_run_keeps_its_plan(tmp_path):
+    """The first is that of the run, also where others are planned behind it."""
+    train, evaluate = lambda params, x: params - jnp.mean(x @ params), lambda params, x: jnp.mean(x @ params)
+    shapes = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    plans, written = [], []
+    for generation in (1, 2):
+        worker = worker_of(tmp_path, tmp_path / "memory", generation)
+        plans.append([worker.plan(fn, *shapes) for fn in (train, evaluate)])
+        written.append({file.name: file.stat().st_ino for file in tmp_path.glob("plans/*/*.json")})
+    assert plans[0] == plans[1] and plans[0][0] != plans[0][1]
+    assert written[0] == written[1] and set(written[0]) == {"plan.json", "plan-2.json"}  # an inode: none is made anew
+    assert autoshard.Plan.load(tmp_path / "plan.json") == plans[0][0]
