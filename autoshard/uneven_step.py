@@ -105,7 +105,9 @@ class UnevenStep:
             raise StageError(
                 "Replicas of an UnevenStep run their parts side by side, so that a model's mutable state cannot pass "
                 "from part to part; received one whose state has "
-                f"mutable{jax.tree_util.keystr(mutable[0][0])}. Use layers without running averages."
+                f"mutable{jax.tree_util.keystr(mutable[0][0])}. Use layers without running averages, and draw random "
+                "numbers, such as those of dropout, from the key that the loss is given (`rngs=` where the layer is "
+                "called)."
             )
         if (slowed is not None) != self.can_be_slowed:
             raise StageError(

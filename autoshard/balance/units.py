@@ -157,7 +157,7 @@ class _Search:
         node = lambda value, dim: nodes.setdefault((value, dim), len(nodes))
         edges: list[tuple[int, int]] = []
         members: list[tuple[int, Operation, int]] = []  # a node of the operation, the operation, its factor
-        troubles: list[tuple[int, str]] = []
+        troubles: list[tuple[int, str, bool]] = []  # a node, the trouble, whether the operation is a heavy one
         for operation in self.graph.operations:
             touched = self._touched(operation, axis)
             if not touched:
@@ -165,7 +165,7 @@ class _Search:
             own = [node(*pair) for pair in touched]
             factor, trouble = self._factor(operation, axis)
             if trouble:
-                troubles += [(n, trouble) for n in own]
+                troubles += [(n, trouble, operation.rule.is_heavy) for n in own]
             elif factor is not None:
                 edges += [(own[0], n) for n in own[1:]]
                 members.append((own[0], operation, factor))
@@ -181,8 +181,8 @@ class _Search:
             pairs[label[n]].append(pair)
         for n, operation, factor in members:
             operations[label[n]].append((operation, factor))
-        for n, trouble in troubles:
-            reasons[label[n]].append(trouble)
+        for n, trouble, is_heavy in troubles:
+            reasons[label[n]].append((trouble, is_heavy))
         made = (self._unit(axis, pairs[k], operations[k], reasons[k]) for k in pairs)
         return [unit for unit in made if unit is not None]
 
@@ -225,6 +225,8 @@ class _Search:
         if factor is None or all(r is None or r in self.drawn for r in operation.results):
             return None, ""
         rule = operation.rule
+        if operation.name == "conv_general_dilated":
+            return None, f"{at} is a convolution, whose channels cannot move"
         if not self.pointwise[operation.index] and operation.name not in _PARALLEL:
             return None, f"{at} does not treat the entries alike"
         if rule.factors[factor].reduction is not None and operation.name not in _SUMS:
@@ -242,7 +244,7 @@ class _Search:
         axis: str,
         pairs: Sequence[tuple[int, int]],
         operations: Sequence[tuple[Operation, int]],
-        reasons: Sequence[str],
+        reasons: Sequence[tuple[str, bool]],
     ) -> UnitDimension | Refusal | None:
         """The unit dimension of a connected class; None if it holds no parameters."""
         values = self.graph.values
@@ -255,7 +257,8 @@ class _Search:
         refuse = lambda reason: Refusal(name, axis, reason)
         flops = sum(o.rule.flops * o.trips for o, _ in operations if o.name == "dot_general")
         if reasons:
-            return refuse(reasons[0]) if flops else None
+            told = reasons if flops else [r for r in reasons if r[1]]
+            return refuse(told[0][0]) if told else None
         if not flops:
             return None  # nothing would be gained by moving it
         if len(held) != len(pairs):

@@ -6,7 +6,9 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec
 
+import autoshard
 from autoshard import Balance, TrainStep, baselines
 from autoshard.errors import AutoshardError, ConfigError
 
@@ -162,6 +164,17 @@ def test_refusals_say_why(plan):
     assert lossy.placings[1].active == (4, 8, 8, 8)
     with pytest.raises(ConfigError, match=r"mode is one of off, resize, migrate, semi, auto; received 'fast'"):
         Balance(mode="fast")  # pyright: ignore[reportArgumentType]
+
+
+def test_channels_of_a_convolution_do_not_move_and_that_is_told():
+    def convolved(weights, x):
+        loss = lambda w: jnp.mean(jnp.tanh(jax.lax.conv(x, w, (1, 1), "SAME")) ** 2)
+        return weights - 0.1 * jax.grad(loss)(weights)
+
+    shapes = jax.ShapeDtypeStruct((32, 8, 3, 3), jnp.float32), jax.ShapeDtypeStruct((8, 8, 8, 8), jnp.float32)
+    split = autoshard.plan(convolved, *shapes, mesh={"tensor": 8}, pins={"weights": PartitionSpec("tensor")})
+    with pytest.raises(ConfigError, match="`weights` over tensor.*is a convolution, whose channels cannot move"):
+        split.jit(convolved, balance=Balance()).prepare(*shapes)
 
 
 def test_a_state_by_places_must_be_known(plan, run, batches):
