@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -249,7 +250,7 @@ class PlannedFunction:
         flat, tree = jax.tree_util.tree_flatten(tuple(args))
         refuse_deleted(self._fn, args, flat)
         program = self._program(args)
-        placed = [_place(x, s) for x, s in zip(flat, self._shardings, strict=True)]
+        placed = [place_argument(x, s) for x, s in zip(flat, self._shardings, strict=True)]
         for n in given_again(args, flat, self._interface.donate_argnums):
             placed[n] = jax.device_put(placed[n], self._shardings[n], may_alias=False)
         return program(*jax.tree_util.tree_unflatten(tree, placed))
@@ -325,12 +326,21 @@ def _by_shape(x: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) if isinstance(x, np.ndarray) else x
 
 
-def _place(x: Any, sharding: NamedSharding) -> Any:
-    """`x` as it is, if it lies as `sharding` says; otherwise moved there."""
+def place_argument(x: Any, sharding: NamedSharding) -> Any:
+    """`x` as it is, if it lies as `sharding` says; otherwise moved there.
+
+    What each of several processes holds for itself, such as a random key that it made, must be the same in all of them,
+    as JAX checks.
+    """
     if isinstance(x, Tracer):  # called inside another transformation, which has no arrays to move
         return x
     if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim) and not _is_typed(x):
         return x
+    if isinstance(x, jax.Array) and x.is_fully_addressable and not sharding.is_fully_addressable:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # which JAX moves by their data only
+            data = place_argument(jax.random.key_data(x), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return jax.device_put(np.asarray(x), sharding)
     return jax.device_put(np.asarray(x) if _is_cut_on_cpu(x, sharding) else x, sharding)
 
 

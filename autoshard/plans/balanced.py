@@ -21,7 +21,7 @@ from autoshard.errors import ConfigError
 from autoshard.execution.apply import Evaluator
 from autoshard.execution.balanced import BalancedProgram
 from autoshard.execution.candidates import CompiledCandidate
-from autoshard.execution.jit import Interface
+from autoshard.execution.jit import Interface, place_argument
 from autoshard.execution.leaves import numbered_equations
 from autoshard.execution.placement import partition_spec
 from autoshard.execution.taken_options import options_on
@@ -223,7 +223,7 @@ class BalancedFunction:
             return self._planned(*(self.by_units(a, n) for n, a in enumerate(args)))
         ready = self._known
         flat, tree = jax.tree_util.tree_flatten(tuple(self.by_places(a, n) for n, a in enumerate(args)))
-        placed = [jax.device_put(x, s) for x, s in zip(flat, self._shardings, strict=True)]
+        placed = [place_argument(x, s) for x, s in zip(flat, self._shardings, strict=True)]
         memory, self._memory = self._memory or self._new_memory(), {}  # used up, also where the step fails
         inner = jax.tree_util.tree_unflatten(tree, placed)
         result, self._memory = self._compiled(self._held, memory, *inner)

@@ -17,6 +17,11 @@ def loss(w, x):
     return jnp.mean((x @ w) ** 2)
 
 
+@autoshard.jit(mesh={"data": 4})
+def noisy(w, key):
+    return jnp.sum(w * jax.random.normal(key, w.shape))
+
+
 @autoshard.jit(mesh={"data": 3})
 def planned_for_others(w):
     return w * 2
@@ -29,6 +34,8 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(number))
     w, x = np.eye(8, dtype=np.float32), np.arange(64, dtype=np.float32).reshape(8, 8)
     told = {"loss": float(loss(w, x)), "certificate": str(loss.plan(w, x).certificate)}
+    own = jax.device_put(w, jax.local_devices()[0])
+    told |= {"noisy": float(noisy(own, jax.random.key(1))), "raw": float(noisy(own, jax.random.PRNGKey(1)))}
     try:
         planned_for_others(w)
     except AutoshardError as error:
