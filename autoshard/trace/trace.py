@@ -15,12 +15,14 @@ from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Argument, Graph, Output, ValueKind
 from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
+from autoshard.trace.calls_instead import with_calls
 from autoshard.trace.explicit import is_explicit, typed, without_layouts
 from autoshard.trace.flatten import Flattener, TraceOptions
-from autoshard.trace.foreign import foreign_opened
+from autoshard.trace.foreign import implementation
 from autoshard.trace.inline import late_calls_inlined
 from autoshard.trace.named_axes import with_axes_bound
 from autoshard.trace.operand_order import operands_ordered
+from autoshard.trace.outer_products import multiplication
 from autoshard.trace.references import references_discharged, refuse_references
 
 
@@ -190,7 +192,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
     closed, out_shapes = with_axes_bound(traced_with, fn)
     refuse_references(closed, argument_paths(fn, args))
-    closed = late_calls_inlined(foreign_opened(references_discharged(closed)))
+    closed = late_calls_inlined(with_calls(references_discharged(closed), (implementation, multiplication)))
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
     closed = operands_ordered(closed)

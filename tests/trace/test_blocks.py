@@ -35,7 +35,7 @@ FORMS = {
     "scan in checkpoint": lambda f: jax.checkpoint(FORMS["scan"](f)),
     "scan in jit in vmap": lambda f: jax.vmap(jax.jit(FORMS["scan"](f)), in_axes=(None, 0)),
     "cond": lambda f: lambda w, x: jax.lax.cond(x[0, 0] > 0, lambda: f(w, x), lambda: x),
-    "map": lambda f: lambda w, x: jax.lax.map(lambda row: f(w, row), x),
+    "map": lambda f: lambda w, x: jax.lax.map(lambda rows: f(w, rows), x.reshape(4, 2, 8)),
 }
 
 
