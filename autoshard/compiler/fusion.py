@@ -41,6 +41,12 @@ gradient of grouped scores in both orders that products need moves as much if it
 lies in neither, it is stored: each kernel would have to turn all that it is made of."""
 
 
+_MANY_SOURCES = 20
+"""What is made of more stored values than this, as the sums of an associative scan are, is stored for several readers:
+computing all of it in each takes long. Read off programs of state-space layers, where what has 24 is; in the models of
+`configs/` nothing has more than 10."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fusion:
     """What is stored and what is not.
@@ -214,6 +220,8 @@ def _computed(
                 if _is_fetched(chains, value, own, costly_bytes, len(parts[value])):
                     fetched.add(value)
                     continue
+            if len(own) > _MANY_SOURCES and len({c.index for c, _ in chains.consumers[value]}) > 1:
+                continue
             num = len(kernels[value])
             if num > 1 and not is_alias(operation) and value not in free:
                 if is_key_or_random(operation) and kernels[value] != {region[operation.index]}:

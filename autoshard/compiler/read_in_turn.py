@@ -109,7 +109,7 @@ class Turns:
                 following = bisect.bisect(self.products, at)
                 is_last = following == len(self.products)
                 until = len(self.order) if is_last else self.products[following]
-                along = self._along(at, until)
+                along = self._along(at, until, self._size_bytes(instruction))
                 if along is not None:
                     ties = self._hand_over(instruction, along) if is_last else self._tie(instruction, self.order[until])
                     found += [dataclasses.replace(tie, along=along) for tie in ties]
@@ -224,12 +224,19 @@ class Turns:
         """The equation that is evaluated after the one with a number."""
         return next(b.equation for a, b in itertools.pairwise(self.order) if a.equation == number)
 
-    def _along(self, at: int, until: int) -> tuple[int, ...] | None:
-        """The equations between two positions that are made of the first one; None if any is made of more."""
+    def _size_bytes(self, instruction: Instruction) -> int:
+        """Of the results of an instruction."""
+        values = self.planned.graph.values
+        return sum(values[r].size_bytes for r in instruction.results if r is not None)
+
+    def _along(self, at: int, until: int, small_bytes: int = 0) -> tuple[int, ...] | None:
+        """The equations between two positions that are made of the first one; None if any is made of more, and makes
+        more than `small_bytes`."""
         made, found = {*self.order[at].results}, []
         for instruction in self.order[at + 1 : until]:
             if not made.isdisjoint(instruction.operands):
-                if instruction.operation is None or sum(o is not None for o in instruction.operands) > 1:
+                is_of_more = sum(o is not None for o in instruction.operands) > 1
+                if instruction.operation is None or is_of_more and self._size_bytes(instruction) > small_bytes:
                     return None
                 made.update(instruction.results)
                 found.append(instruction.equation)

@@ -24,6 +24,7 @@ from autoshard.trace.named_axes import with_axes_bound
 from autoshard.trace.operand_order import operands_ordered
 from autoshard.trace.outer_products import multiplication
 from autoshard.trace.references import references_discharged, refuse_references
+from autoshard.trace.vector_products import multiplication_and_sum
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -192,7 +193,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
     closed, out_shapes = with_axes_bound(traced_with, fn)
     refuse_references(closed, argument_paths(fn, args))
-    closed = late_calls_inlined(with_calls(references_discharged(closed), (implementation, multiplication)))
+    closed = late_calls_inlined(
+        with_calls(references_discharged(closed), (implementation, multiplication, multiplication_and_sum))
+    )
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
     closed = operands_ordered(closed)

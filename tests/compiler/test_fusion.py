@@ -1,5 +1,7 @@
 """What is computed where it is read."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -165,3 +167,18 @@ def test_an_activation_is_made_with_its_tangent_if_that_is_stored_else_with_its_
         assert tangent not in spans and spans[activation] == (gradient, gradient + 2)
     assert sum(start <= gradient < stop for start, stop in spans.values()) == 4
     assert live.delayed == ({} if dtype == jnp.bfloat16 else {early: gradient + 1})
+
+
+@pytest.mark.parametrize(("num_sources", "is_stored"), [(20, False), (21, True)])
+def test_what_is_made_of_many_values_is_computed_once(num_sources, is_stored):
+    """As the sums of an associative scan; two readers, in one kernel each."""
+
+    def f(*rows):
+        total = functools.reduce(jnp.add, map(jnp.sin, rows))
+        return (jnp.sum(total, axis=0), jnp.sum(total * total, axis=1), *rows)
+
+    rows = [jax.ShapeDtypeStruct((64, 32), jnp.float32)] * num_sources
+    graph = trace(f, rows).graph
+    stored = analyse(graph).live.stored
+    totals = [o.result() for o in graph.operations if o.name == "add"]
+    assert (totals[-1] in stored) is is_stored and not stored & {*totals[:-1]}

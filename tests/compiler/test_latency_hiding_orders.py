@@ -257,6 +257,21 @@ def test_the_sum_for_a_bias_is_made_before_the_next_product_or_the_result(is_las
         assert summed.holds_back == ((product - named["reduce_sum"], 0),) and after == product
 
 
+def test_what_a_small_sum_is_multiplied_by_comes_with_it():
+    """The gradient of a decay that is the negative of a parameter: its sum sets the rows free before the product."""
+
+    def f(x, y, decay):
+        of_decay = -decay * jnp.sum(x * y, axis=0)
+        return of_decay, x @ y[:4]
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 4), (256, 4), (4,))]
+    named = {o.name: o.equation for o in trace(f, shapes).graph.operations}
+    equations, _ = found(f, [(256, 4), (256, 4), (4,)], {}, [ROWS, ROWS, WHOLE])
+    summed = equations[named["reduce_sum"]]
+    assert summed.holds_back == ((named["dot_general"] - named["reduce_sum"], 0),)
+    assert equations[named["mul"]].evaluated_at
+
+
 @pytest.mark.parametrize(
     ("nest", "is_read", "is_summed", "waits"),
     [
