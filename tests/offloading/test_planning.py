@@ -88,8 +88,10 @@ def program():
 
 @pytest.fixture(scope="module")
 def hosted(program):
-    """Of a step that no search finds to fit the devices: neither on any mesh, nor in any form."""
-    return planned(program, mesh=None, options=autoshard.PlanOptions(cache=False, least_memory_s=5))
+    """Of a step that no search finds to fit the devices: neither on any mesh, nor in any form, but in micro-batches of
+    one example for each device, whose products sum nothing and take no scratch memory."""
+    options = autoshard.PlanOptions(cache=False, least_memory_s=5, micro_batches="as_written")
+    return planned(program, mesh=None, options=options)
 
 
 # ---- the decision

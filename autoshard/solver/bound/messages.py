@@ -21,6 +21,7 @@ import numpy as np
 
 from autoshard.solver.factor_graph import FactorGraph
 from autoshard.solver.kernels import FAST, inner, kernel
+from autoshard.solver.row_minima import row_minima
 
 
 @inner()
@@ -82,30 +83,6 @@ def node_costs(graph: FactorGraph, unary: np.ndarray, messages: np.ndarray, thet
 
 
 @inner(FAST)
-def _least_in_rows(table, taken, rows, columns, least):
-    """least[a] = min over columns b of table[a, b] - taken[b], of a table whose rows lie one behind the other.
-
-    Four rows side by side, as compilers do not make vectors of one minimum.
-    """
-    even = rows - rows % 4
-    for a in range(0, even, 4):
-        at = a * columns
-        first, second = table[at : at + columns], table[at + columns : at + 2 * columns]
-        third, fourth = table[at + 2 * columns : at + 3 * columns], table[at + 3 * columns : at + 4 * columns]
-        w, x, y, z = np.inf, np.inf, np.inf, np.inf
-        for b in range(columns):
-            given = taken[b]
-            w, x = min(w, first[b] - given), min(x, second[b] - given)
-            y, z = min(y, third[b] - given), min(z, fourth[b] - given)
-        least[a], least[a + 1], least[a + 2], least[a + 3] = w, x, y, z
-    for a in range(even, rows):
-        row, best = table[a * columns : (a + 1) * columns], np.inf
-        for b in range(columns):
-            best = min(best, row[b] - taken[b])
-        least[a] = best
-
-
-@inner(FAST)
 def _collect(graph, tables, messages, theta, f, at_target, scratch):
     """Sets the message at one end of factor f so that every row of theta_f on that side has minimum 0."""
     rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
@@ -123,7 +100,7 @@ def _collect(graph, tables, messages, theta, f, at_target, scratch):
     else:
         node, start, own, count = graph.source[f], graph.source_map[f], source, rows
         table = tables[place : place + rows * columns]
-        _least_in_rows(table, messages[target : target + columns], rows, columns, scratch)
+        row_minima(table, messages[target : target + columns], -1.0, rows, columns, scratch)
     change, message = scratch[:count], messages[own : own + count]
     for c in range(count):
         new = change[c]

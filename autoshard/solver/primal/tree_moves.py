@@ -14,6 +14,7 @@ from autoshard.solver.factor_graph import FactorGraph
 from autoshard.solver.kernels import FAST, inner, kernel
 from autoshard.solver.labelling import fits, labels_cost, labels_usage
 from autoshard.solver.primal.local_search import add_usage, iterated_conditional_modes
+from autoshard.solver.row_minima import row_minima
 
 SIZES = (8, 30, 100, 400)
 """Most nodes of a tree, in turn: small trees fit more easily, large ones change more."""
@@ -191,16 +192,14 @@ def _minimise(graph, labels, unary, tables, member, tree, order, parent, link, n
             c = graph.classes[child_map + k]
             best[c] = min(best[c], cost[graph.label_start[i] + k])
         if child_is_target:
-            for a in range(rows):
-                low = np.inf
-                for b in range(columns):
-                    low = min(low, tables[place + a * columns + b] + best[b])
-                given[a] = low
+            row_minima(tables[place : place + rows * columns], best, 1.0, rows, columns, given)
         else:
+            least = given[:columns]
             for a in range(rows):
                 have = best[a]
+                row = tables[place + a * columns : place + (a + 1) * columns]
                 for b in range(columns):
-                    given[b] = min(given[b], tables[place + a * columns + b] + have)
+                    least[b] = min(least[b], row[b] + have)
         for k in range(graph.label_start[j + 1] - graph.label_start[j]):
             cost[graph.label_start[j] + k] += given[graph.classes[parent_map + k]]
     for step in range(len(order)):  # from the root to the leaves
