@@ -18,13 +18,19 @@ from autoshard.trace.walk import shape_of, type_of
 
 def multiplication(equation: jex.JaxprEqn) -> Callable[..., Any] | None:
     """What multiplies the operands of a product that sums nothing, or elements by themselves; None of all else."""
-    if equation.primitive.name != "dot_general" or equation.params.get("out_sharding") is not None:
-        return None
-    (contracted, _), _ = numbers = equation.params["dimension_numbers"]
-    if math.prod(shape_of(equation.invars[0])[d] for d in contracted) != 1:
+    numbers = open_numbers(equation)
+    if numbers is None or math.prod(shape_of(equation.invars[0])[d] for d in numbers[0][0]) != 1:
         return None
     dtype = type_of(equation.outvars[0]).dtype
     return functools.partial(_multiplied, dtype=dtype, numbers=numbers)
+
+
+def open_numbers(equation: jex.JaxprEqn) -> Any:
+    """The dimension numbers of a product whose result may lie anywhere: ((contracted, contracted), (batch, batch)), of
+    the left and of the right operand. None of all else."""
+    if equation.primitive.name != "dot_general" or equation.params.get("out_sharding") is not None:
+        return None
+    return equation.params["dimension_numbers"]
 
 
 def _multiplied(left: jax.Array, right: jax.Array, dtype: Any, numbers: Any) -> jax.Array:

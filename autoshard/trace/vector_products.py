@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from autoshard.trace.outer_products import open_numbers
 from autoshard.trace.walk import shape_of, type_of
 
 _FEW = 10_000_000
@@ -23,9 +24,10 @@ xla/service/gpu, OpenXLA); others may be left to cuBLAS."""
 
 def multiplication_and_sum(equation: jex.JaxprEqn) -> Callable[..., Any] | None:
     """What multiplies and sums the elements of a batch of products with vectors; None of all else."""
-    if equation.primitive.name != "dot_general" or equation.params.get("out_sharding") is not None:
+    numbers = open_numbers(equation)
+    if numbers is None:
         return None
-    contracted, batch = numbers = equation.params["dimension_numbers"]
+    contracted, batch = numbers
     shapes = list(map(shape_of, equation.invars))
     elements = [math.prod(shape) // math.prod(shape[d] for d in own) for shape, own in zip(shapes, batch, strict=True)]
     is_vector = [len(shape) == len(a) + len(b) for shape, a, b in zip(shapes, contracted, batch, strict=True)]

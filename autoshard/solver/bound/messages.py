@@ -218,13 +218,12 @@ def factor_minima(graph: FactorGraph, tables: np.ndarray, messages: np.ndarray) 
     """Sum of the minima of theta_f; 0 after a sweep, something else after messages or prices were changed."""
     total = 0.0
     for f in range(len(graph.source)):
+        rows, columns, place = graph.rows[f], graph.columns[f], graph.table[f]
         source, target = graph.source_message[f], graph.target_message[f]
-        low = np.inf
-        for a in range(graph.rows[f]):
-            line = graph.table[f] + a * graph.columns[f]
-            best = np.inf
-            for b in range(graph.columns[f]):
-                best = min(best, tables[line + b] - messages[target + b])
-            low = min(low, best - messages[source + a])
+        low, least = np.inf, np.zeros(rows)
+        table = tables[place : place + rows * columns]
+        row_minima(table, messages[target : target + columns], -1.0, rows, columns, least)
+        for a in range(rows):
+            low = min(low, least[a] - messages[source + a])
         total += low
     return float(total)
