@@ -12,28 +12,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.graph.layout import WHOLE, Layout, shard_bytes
+from autoshard.graph.layout import WHOLE, Layout
 
 SCANNED_DIM = 0
 """The dimension that a scan slices."""
 
 
-def refined(own: Layout, read_as: Layout) -> Layout:
-    """The layout in which a loop carries a value that lies as `own` and whose slices are read as `read_as`, both of the
-    whole value: a dimension is split further over the first of its axes that split no other one. What is gathered over
-    the scanned dimension alone is carried so."""
-    if SCANNED_DIM in own and read_as == tuple(WHOLE if d == SCANNED_DIM else d for d in own):
-        return read_as
-    found = list(own)
-    for dim in {*read_as} - {WHOLE}:
-        axes = [a for a, d in enumerate(read_as) if d == dim]
-        if any(d == dim and a not in axes for a, d in enumerate(own)):
-            continue  # it is split over other axes
-        for a in axes:
-            if own[a] not in (WHOLE, dim):
-                break
-            found[a] = dim
-    return tuple(found)
+def refined(sources: Sequence[Layout], targets: Sequence[Layout]) -> np.ndarray:
+    """The layouts in which a loop carries a value that lies as one of `sources` and whose slices are read as one of
+    `targets`, all of the whole value: a dimension is split further over the first of its axes that split no other one.
+    What is gathered over the scanned dimension alone is carried so.
+
+    Returns:
+      int64 [sources, targets, axes]: of each axis the dimension that it splits, or `WHOLE`.
+    """
+    own, read_as = np.array(sources)[:, None, :], np.array(targets)[None, :, :]
+    is_split, is_free = read_as != WHOLE, (own == WHOLE) | (own == read_as)
+    found = np.broadcast_to(own, np.broadcast_shapes(own.shape, read_as.shape)).copy()
+    for a in range(found.shape[2]):
+        dim = read_as[:, :, a : a + 1]
+        is_elsewhere = ((own == dim) & (read_as != dim)).any(axis=2)  # it is split over other axes
+        is_held = ((read_as == dim) & ~is_free)[:, :, : a + 1].any(axis=2)  # this axis, or one before it, by another
+        found[:, :, a] = np.where(is_split[:, :, a] & ~is_elsewhere & ~is_held, read_as[:, :, a], found[:, :, a])
+    is_gathered = (own == SCANNED_DIM).any(axis=2) & (read_as == np.where(own == SCANNED_DIM, WHOLE, own)).all(axis=2)
+    return np.where(is_gathered[:, :, None], read_as, found)
 
 
 def given_bytes(
@@ -41,9 +43,6 @@ def given_bytes(
 ) -> np.ndarray:
     """[sources, targets] bytes of one device's copy of a value that a scan slices, made before it begins; 0 where it is
     given the value itself."""
-
-    def of(own: Layout, read_as: Layout) -> float:
-        layout = refined(own, read_as)
-        return 0.0 if layout == own else shard_bytes(size_bytes, layout, axis_sizes)
-
-    return np.array([[of(own, read_as) for read_as in targets] for own in sources])
+    carried = refined(sources, targets)
+    parts = np.where(carried == WHOLE, 1, np.array(axis_sizes)).prod(axis=2)
+    return np.where((carried == np.array(sources)[:, None, :]).all(axis=2), 0.0, size_bytes / parts)

@@ -78,8 +78,8 @@ class MovePrices:
         """What the price of each move depends on; int64 [n, 8 axes] from [n, 2 axes], the entries of both layouts.
 
         First the layouts with dimensions numbered by first appearance, then the extents of those dimensions: of an
-        extent only what it shares with the product of the axes on it matters to what divides it. Last, whether others
-        are in front of them, and whether what is gathered along them is to be put in order.
+        extent only what it shares with the product of the axes on it matters to what divides it. Last, of dimensions
+        along which something is gathered, whether others are in front of them, and whether that is to be put in order.
         """
         places = moves.shape[1]
         sizes = np.array(self.mesh.shape * 2, np.int64)
@@ -91,6 +91,7 @@ class MovePrices:
         is_ordered = self._ordered(shape, moves[:, places // 2 :])
         count = np.zeros(len(moves), np.int64)
         whole_shape = np.array([*shape, 1], np.int64)
+        is_gathered = (moves[:, : places // 2] != WHOLE) & (moves[:, places // 2 :] == WHOLE)
         for place in range(places):
             dim = moves[:, place]
             seen = np.zeros(len(moves), bool)
@@ -105,8 +106,9 @@ class MovePrices:
             on[:, places // 2 :] &= ~on[:, : places // 2]
             product = np.where(on, sizes, 1).prod(axis=1)
             extents[fresh, count[fresh]] = np.gcd(whole_shape[dim[fresh]], product)
-            inner[fresh, count[fresh]] = is_inner[dim[fresh]]
-            ordered[fresh, count[fresh]] = is_ordered[fresh, dim[fresh]]
+            gathers = (on[:, : places // 2] & is_gathered[fresh]).any(axis=1)
+            inner[fresh, count[fresh]] = is_inner[dim[fresh]] & gathers
+            ordered[fresh, count[fresh]] = is_ordered[fresh, dim[fresh]] & gathers
             count[fresh] += 1
         return np.concatenate([number, extents, inner, ordered], axis=1)
 
