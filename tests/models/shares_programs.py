@@ -4,7 +4,6 @@ import dataclasses
 from typing import Any
 
 import optax
-from autoshard_models.train_step import build
 from zoo_programs import PROGRAMS, Program
 
 from autoshard.baselines import DataRule, Strategy, TensorRule
@@ -32,4 +31,4 @@ SGD = optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.1)
 def program(family: str, optimizer: optax.GradientTransformation = SGD) -> Program:
     """The program of a family."""
     config = dataclasses.replace(PROGRAMS[family].config, **SIZES[family])
-    return Program(config, build(config, optimizer), 8, PROGRAMS[family].below)
+    return Program(config, optimizer, 8, PROGRAMS[family].below)

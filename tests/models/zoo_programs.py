@@ -6,8 +6,9 @@ alone, and must not be made into steps of full size.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +23,27 @@ ADAMW = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b2=0.95, e
 ADAFACTOR = optax.adafactor(2e-2, min_dim_size_to_factor=8, eps=1e-12)
 
 
-class Program(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
     """A training step small enough to be compiled many times.
 
     Attributes:
         config: of the model.
-        functions: makes and advances the training state.
+        optimizer, options: of the step.
         batch_size: examples of a batch.
         below: for each integer of the batch, and each float that is 0 or 1, what it stays below.
     """
 
     config: Any
-    functions: TrainFunctions
+    optimizer: optax.GradientTransformation
     batch_size: int
     below: Mapping[str, int | Sequence[int]]
+    options: StepOptions = StepOptions()
+
+    @functools.cached_property
+    def functions(self) -> TrainFunctions:
+        """Makes and advances the training state; built when first asked for, not by all who collect tests."""
+        return build(self.config, self.optimizer, self.options)
 
     def batch(self, seed: int = 0) -> dict[str, jax.Array]:
         """Random data of the shapes that the family states; masks are prefixes of at least half the length."""
@@ -67,7 +75,7 @@ def _program(
     **sizes: Any,
 ) -> Program:
     config = dataclasses.replace(FAMILIES[family].presets["tiny"], **sizes)
-    return Program(config, build(config, optimizer, options), batch_size, below)
+    return Program(config, optimizer, batch_size, below, options)
 
 
 _TOKENS = {"inputs": 32, "targets": 32}
