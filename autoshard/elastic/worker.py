@@ -26,10 +26,6 @@ from autoshard.launch.messages import Assignment, FromWorker, Phase, Planned
 
 _DRAIN_AT = "autoshard/drain_at"
 
-_DRAIN_STEPS = 2
-"""A worker that is told to stop after step s writes s + 2. Every other one reads it after step s + 1 at the latest,
-for that step has collectives of all workers, and this one joins them only once it has written."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cadence:
@@ -48,6 +44,9 @@ class Cadence:
 
 COMPILE_TIMEOUT_S = 24 * 3600.0
 """How long the others wait for what the first worker compiles; the supervisor ends the generation sooner."""
+
+STEP_TIMEOUT_S = 24 * 3600.0
+"""How long workers wait for each other after a step; the supervisor ends the generation sooner."""
 
 
 class DryRunOver(Exception):
@@ -359,15 +358,18 @@ class Worker:
         return self._checkpoints
 
     def _agree_to_stop(self) -> None:
-        """All workers agree, through the coordination service and not by a collective, after which step to stop."""
-        if self._stop_at is not None:
+        """All workers meet after every step, and agree whether to stop after it.
+
+        They meet by the coordination service, since a step need not have a collective of all: where everything is
+        copied it has none, and the workers would drift apart. Who is asked to stop writes its step before they meet,
+        and all read behind that. Whoever reads so late that the next step's number is there already stops with all
+        others after that one.
+        """
+        if self.should_stop():
             return
-        is_asked = self._stop.requested or (self._lifeline is not None and self._lifeline.drain is not None)
-        if self._coordination.is_single:
-            self._stop_at = self.step if is_asked else None
-            return
-        if is_asked:
-            self._coordination.put_once(_DRAIN_AT, str(self.step + _DRAIN_STEPS))
+        if self._stop.requested or (self._lifeline is not None and self._lifeline.drain is not None):
+            self._coordination.put_once(_DRAIN_AT, str(self.step))
+        self._coordination.barrier("autoshard/stepped", STEP_TIMEOUT_S)
         text = self._coordination.get(_DRAIN_AT)
         self._stop_at = None if text is None else int(text)
 

@@ -64,7 +64,7 @@ def carry_out(
     """Trains `functions` on `data` as `config` says, on the live devices.
 
     The state is saved every `train.checkpoint_every` steps, at the end, and on Ctrl-C or SIGTERM after the current
-    step (of several processes: two steps later at most). With `train.resume` the run continues
+    step (of several processes: one step later at most). With `train.resume` the run continues
     from the latest checkpoint, with the batches that an uninterrupted run would have seen, and with the plan it had.
 
     Args:
