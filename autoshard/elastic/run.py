@@ -1,14 +1,17 @@
 """A supervised run of one's own training loop."""
 
+import math
+import numbers
 import os
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from autoshard.elastic.lifeline import Lifeline
 from autoshard.elastic.session import WorkDone, serve
 from autoshard.elastic.worker import Cadence, Worker, run_identity
-from autoshard.errors import ElasticError
+from autoshard.errors import ConfigError, ElasticError
 from autoshard.launch.engines.local import LocalEngine
 from autoshard.launch.launching import launch_run
 from autoshard.launch.settings import REJOIN_AFTER_S, Budgets, LaunchSettings
@@ -61,14 +64,27 @@ def run(
         How the run ended, if it is complete or was stopped by its user (in the supervisor only).
 
     Raises:
+        ConfigError: an argument has another type or value than it takes.
         ElasticError: the run failed, or another supervisor has it.
     """
+    least, most = _range(workers)
+    for name, value, may_be_none in (
+        ("devices_per_worker", devices_per_worker, True),
+        ("checkpoint_every", checkpoint_every, True),
+        ("memory_every", memory_every, True),
+        ("keep_checkpoints", keep_checkpoints, False),
+    ):
+        if not (_is_count(value) or value is None and may_be_none):
+            rule = f"a whole number of at least 1{', or None' if may_be_none else ''}"
+            raise ConfigError(f"{name}: {rule}; received {value!r:.60}. Give another, or leave it out.")
+    for name, value, least_s in (("rejoin_after_s", rejoin_after_s, 0), ("stall_limit_s", stall_limit_s, 1)):
+        if name == "stall_limit_s" and value is None:
+            continue
+        if not isinstance(value, int | float) or not math.isfinite(value) or value < least_s:
+            raise ConfigError(f"{name}: seconds, at least {least_s}; received {value!r:.60}. Give more, or nothing.")
     lifeline = Lifeline.of_this_process()
     if lifeline is not None:
         _serve(lifeline, build, Cadence(checkpoint_every, memory_every, keep_checkpoints))
-    least, most = (workers, workers) if isinstance(workers, int) else workers
-    if not 1 <= least <= most:
-        raise ElasticError(f"workers: at least 1, and the least not above the most; received {workers!r}.")
     run_dir = pathlib.Path(output_dir).absolute()
     run_dir.mkdir(parents=True, exist_ok=True)
     settings = LaunchSettings(
@@ -85,6 +101,26 @@ def run(
     if outcome.ending is Ending.FAILED:
         raise ElasticError(f"The run in {run_dir} failed after step {outcome.step}: {outcome.error}")
     return outcome
+
+
+def _range(workers: Any) -> tuple[int, int]:
+    """The least and the most workers.
+
+    Raises:
+        ConfigError: it is no number, and no pair of numbers.
+        ElasticError: there would be no worker, or the least are more than the most.
+    """
+    pair = tuple(workers) if isinstance(workers, tuple | list) else (workers, workers)
+    if len(pair) != 2 or not all(isinstance(n, numbers.Integral) and not isinstance(n, bool) for n in pair):
+        raise ConfigError(f"workers: a whole number, or (least, most); received {workers!r:.60}. Try: workers=(2, 4).")
+    least, most = int(pair[0]), int(pair[1])
+    if not 1 <= least <= most:
+        raise ElasticError(f"workers: at least 1, and the least not above the most; received {workers!r}.")
+    return least, most
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _serve(lifeline: Lifeline, build: Callable[[Worker], float | None], cadence: Cadence) -> None:
