@@ -66,6 +66,22 @@ def test_numbers_of_options_are_finite(value):
 
 
 @pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--out", "missing/plan.json"], "a file is written into a folder that is there"),
+        (["--slow", "first"], "--slow: slow devices are written DEVICE:SLOWDOWN, separated by commas"),
+    ],
+)
+def test_what_would_be_refused_behind_the_search_is_refused_before_it(option, told, monkeypatch):
+    def search(*args):
+        raise AssertionError("it is planned first")
+
+    monkeypatch.setattr("autoshard.train.planning.make_plan_to_keep_visibly", search)
+    result = invoke("plan", CONFIGS / "gpt_125m.yaml", *SMALL, *option)
+    assert result.exit_code == 2 and told in one_line(result.output), result.output
+
+
+@pytest.mark.parametrize(
     ("args", "told"),
     [
         (["plan", "none.yaml"], "none.yaml"),

@@ -25,6 +25,13 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def in_a_folder(file: pathlib.Path | None) -> pathlib.Path | None:
+    """Refuses a file to write whose folder is not there, before work is spent on it; a callback of `typer.Option`."""
+    if file is not None and not file.parent.is_dir():
+        raise typer.BadParameter(f"a file is written into a folder that is there; received {file}. Make its folder.")
+    return file
+
+
 Config = Annotated[pathlib.Path, typer.Argument(metavar="CONFIG", help="A training configuration, in YAML.")]
 Overrides = Annotated[
     list[str] | None,
@@ -47,7 +54,10 @@ MicroBatches = Annotated[
     ),
 ]
 SavedPlan = Annotated[pathlib.Path, typer.Argument(metavar="PLAN", help="A saved plan.")]
-Figures = Annotated[pathlib.Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
+Figures = Annotated[
+    pathlib.Path | None,
+    typer.Option("--json", metavar="FILE", callback=in_a_folder, help="Write all figures to this file."),
+]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where in the code an error arose.")]
 
 

@@ -16,6 +16,7 @@ from autoshard.cli.common import (
     Traceback,
     errors_shown,
     finite,
+    in_a_folder,
     load_settings,
     plan_settings,
     use_cpu_devices,
@@ -52,7 +53,7 @@ def plan(
     mesh: Annotated[
         str | None, typer.Option(metavar="NAME=SIZE,...", help="Fix the mesh, as in data=4,tensor=4.")
     ] = None,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Save the plan to this file.")] = None,
+    out: Annotated[pathlib.Path | None, typer.Option(callback=in_a_folder, help="Save the plan to this file.")] = None,
     budget_gb: Annotated[
         float | None, typer.Option(callback=finite, help="Memory that the plan may use on each device, in 1e9 bytes.")
     ] = None,
@@ -134,10 +135,10 @@ def plan(
         use_cpu_devices(1 if is_elsewhere and settings.devices is None else settings.devices)
         from autoshard.train.planning import make_plan_to_keep_visibly, write_config_problem
         from autoshard.train.registry import train_functions
-        from autoshard.train.slow_devices import forecasts_of, refuse_stages
+        from autoshard.train.slow_devices import check_before_planning, forecasts_of
 
         if slow is not None:
-            refuse_stages(settings)
+            check_before_planning(settings, slow)
         functions, console = train_functions(settings), rich.console.Console(stderr=True)
         if problem_only is not None:
             write_config_problem(settings, functions, problem_only, console)
@@ -145,7 +146,7 @@ def plan(
             return
         made = make_plan_to_keep_visibly(settings, functions, console, solution)
         typer.echo(made)
-        if slow is not None:
-            typer.echo(forecasts_of(made, slow))
         if out is not None:
             made.save(out)
+        if slow is not None:
+            typer.echo(forecasts_of(made, slow))

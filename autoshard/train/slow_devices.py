@@ -13,12 +13,17 @@ from autoshard.train.registry import runs_in_stages
 from autoshard.uneven_step import UnevenStep
 
 
-def refuse_stages(config: TrainConfig) -> None:
-    """Refuses, before anything is planned, a configuration whose step is cut into stages for certain.
+def check_before_planning(config: TrainConfig, slow: Sequence[str]) -> None:
+    """Refuses, before anything is planned, slow devices that are not written so, and steps that are cut into stages for
+    certain.
+
+    Args:
+        config: what is planned. slow: `DEVICE:SLOWDOWN`, several by commas.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: it is one of these.
     """
+    parse_slow(slow)
     if runs_in_stages(config):
         raise _not_one_program("is in stages")
 
