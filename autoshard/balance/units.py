@@ -218,7 +218,7 @@ class _Search:
         at = f"`{operation.name}` at {operation.source or 'an unknown line'}"
         sharded = self.sharded.get(operation.index)
         if operation.kind is not OperationKind.EQUATION or operation.trips != 1.0:
-            return None, f"{at} is in a loop, whose shares cannot change"
+            return None, f"{at} is in a loop or a conditional, whose shares cannot change"
         if sharded is None:
             return None, f"{at} is not computed shard by shard as the plan lays out its operands"
         factor = sharded.factor_on(axis)
