@@ -76,6 +76,7 @@ class Worker:
         self._coordination = coordination
         self._stop = stop or StopRequest()
         self._stop_at: int | None = None
+        self._have_agreed = False  # to stop, behind a meeting of all
         self._checkpoints: Checkpoints | None = None
         self._cadence = Cadence()
         self._identity: Callable[[], Mapping[str, Any]] = dict
@@ -362,16 +363,17 @@ class Worker:
 
         They meet by the coordination service, since a step need not have a collective of all: where everything is
         copied it has none, and the workers would drift apart. Who is asked to stop writes its step before they meet,
-        and all read behind that. Whoever reads so late that the next step's number is there already stops with all
-        others after that one.
+        and all read behind that. Whoever reads so late that the next step's number is there already takes that step,
+        meets the others behind it, and stops with them.
         """
-        if self.should_stop():
+        if self._have_agreed:
             return
         if self._stop.requested or (self._lifeline is not None and self._lifeline.drain is not None):
             self._coordination.put_once(_DRAIN_AT, str(self.step))
         self._coordination.barrier("autoshard/stepped", STEP_TIMEOUT_S)
         text = self._coordination.get(_DRAIN_AT)
         self._stop_at = None if text is None else int(text)
+        self._have_agreed = self.should_stop()
 
 
 def _mesh_text(plan: Plan | StagedPlan) -> str:
