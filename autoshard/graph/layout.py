@@ -76,9 +76,12 @@ def all_layouts(shape: Sequence[int], axis_sizes: Sequence[int]) -> tuple[Layout
 
 def fits(layout: Layout, shape: Sequence[int], axis_sizes: Sequence[int]) -> bool:
     """Whether the axes on every dimension divide it."""
-    for d, extent in enumerate(shape):
-        if extent % math.prod(n for n, e in zip(axis_sizes, layout, strict=True) if e == d):
-            return False
+    left = list(shape)
+    for size, dim in zip(axis_sizes, layout, strict=True):
+        if dim != WHOLE:
+            left[dim], rest = divmod(left[dim], size)
+            if rest:
+                return False
     return True
 
 

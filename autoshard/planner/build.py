@@ -280,11 +280,11 @@ class _Builder:
             counting = self.overlap.of_kernels(group)
             key = id(table), rows, group.trips, terms, counting
             if key not in cache:
-                known = counted.setdefault(terms, {})
-                for steps in table.collectives:
+                known, (distinct, which) = counted.setdefault(terms, {}), table.distinct_collectives
+                for steps in distinct:
                     if steps not in known:
                         known[steps] = sum(c.time_s for c in counted_of_group(terms, steps))
-                comm_s = np.array([known[steps] for steps in table.collectives])
+                comm_s = np.array([known[steps] for steps in distinct])[which]
                 if table.inside is not None:
                     comm_s = comm_s + table.inside.comm_s
                 kernels_s = counting * table.free_s + table.beside_s

@@ -97,6 +97,12 @@ class ChoiceTable:
         return np.array([sum(c.time_s for c in steps) for steps in self.collectives])
 
     @functools.cached_property
+    def distinct_collectives(self) -> tuple[tuple[tuple[Collective, ...], ...], np.ndarray]:
+        """What there is in `collectives`, each once, and [K] which of it a choice has."""
+        number = {steps: n for n, steps in enumerate(dict.fromkeys(self.collectives))}
+        return tuple(number), np.array([number[steps] for steps in self.collectives])
+
+    @functools.cached_property
     def beside_s(self) -> np.ndarray:
         """[K] seconds of `compute_s` beside which pieces of a product travel."""
         return np.array([sum(c.beside_s or 0.0 for c in steps) for steps in self.collectives])
