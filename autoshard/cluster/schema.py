@@ -61,6 +61,11 @@ class Schema(pydantic.BaseModel):
         Raises:
           FileFormatError: If it does not follow the schema.
         """
+        if data is None:
+            keys = ", ".join(sorted(field.alias or name for name, field in cls.model_fields.items()))
+            raise FileFormatError(
+                f"{place} must be {_RULES['model_type']}; received nothing. Write it with these keys: {keys}."
+            )
         try:
             return cls.model_validate(data, from_attributes=False)
         except pydantic.ValidationError as error:
@@ -86,7 +91,7 @@ def _text(error: ErrorDetails, data: Any, place: str) -> str:
         f"one of {expected}" if kind in ("enum", "literal_error") else _RULES.get(kind, f"otherwise ({error['msg']})")
     )
     close = suggestion(received, re.findall(r"'([^']*)'", expected)) if isinstance(received, str) else ""
-    return f"{subject} must be {rule}; received {received!r:.60}.{close}"
+    return f"{subject} must be {rule}; received {received!r:.60}.{close or ' Correct it.'}"
 
 
 def _path(location: tuple[int | str, ...], data: Any) -> str:

@@ -83,12 +83,13 @@ class JobEntry(Schema):
         least, most = self.least_devices, self.most_devices
         if least < 1 or (most is not None and most < least):
             raise broken_rule(f"must have 1 <= least_devices <= most_devices; received {least} and {most}.")
-        if self.weight <= 0 or self.move_s < 0 or self.arrival_s < 0 or (self.steps is not None and self.steps < 1):
-            raise broken_rule("must have weight and steps above 0, and move_s and arrival_s of 0 or more.")
-        for name in ("deadline_s", "request", "most_device_hours"):
+        for name in ("move_s", "arrival_s"):
+            if getattr(self, name) < 0:
+                raise broken_rule(f"must have a {name} of 0 or more; received {getattr(self, name)}. Correct it.")
+        for name in ("weight", "steps", "deadline_s", "request", "most_device_hours"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise broken_rule(f"must have a {name} above 0, or none; received {value}.")
+                raise broken_rule(f"must have {name} above 0; received {value}. Correct it, or leave {name} out.")
         if self.deadline_s is not None and self.deadline_s <= self.arrival_s:
             raise broken_rule(
                 f"must have a deadline_s after its arrival_s, both from the start; received {self.deadline_s} and "

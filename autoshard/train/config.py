@@ -476,6 +476,7 @@ _RULES = {
     "int_from_float": "a whole number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
+    "invalid_key": "named by text",
     "list_type": "a list",
     "model_type": "a mapping of names to values",
     "string_type": "text",
