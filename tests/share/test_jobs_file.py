@@ -87,10 +87,10 @@ ONE = {"name": "one", "steps": 10, "rates": {"v100:1": 1.0}}
         ([{**ONE, "least_devices": 4, "most_devices": 2}], FileFormatError, "received 4 and 2"),
         ([{**ONE, "name": "../two"}], FileFormatError, "a name that a folder can have.*received '../two'"),
         ([{**ONE, "name": ""}], FileFormatError, "a name that a folder can have"),
-        ([{**ONE, "request": 0}], FileFormatError, "a request above 0, or none; received 0"),
-        ([{**ONE, "deadline_s": -5}], FileFormatError, "a deadline_s above 0, or none; received -5"),
+        ([{**ONE, "request": 0}], FileFormatError, "request above 0; received 0"),
+        ([{**ONE, "deadline_s": -5}], FileFormatError, "deadline_s above 0; received -5"),
         ([{**ONE, "deadline_s": 5, "arrival_s": 9}], FileFormatError, "after its arrival_s.*received 5 and 9"),
-        ([{**ONE, "weight": 0}], FileFormatError, "weight and steps above 0"),
+        ([{**ONE, "weight": 0}], FileFormatError, "weight above 0; received 0"),
         (
             [{**ONE, "groups": ["a100"]}],
             ShareError,
