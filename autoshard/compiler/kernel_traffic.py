@@ -16,7 +16,7 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import lies_in, read_order
 from autoshard.compiler.grouped_rows import copies_for_groups
 from autoshard.compiler.live_ranges import LiveRanges
-from autoshard.compiler.primitives import PRODUCTS
+from autoshard.compiler.primitives import PRODUCTS, SUMS
 from autoshard.compiler.reduced_rows import fetched_for, reduced_row, reduced_rows
 from autoshard.cost.compute import LONG_ROW
 from autoshard.graph.graph import Operation, OperationKind
@@ -35,12 +35,14 @@ class KernelTraffic:
       launches: How many kernels they are; each part of what is split is made by one of its own.
       row_passes: Of the kernel that waits longest, the reductions of long rows that its results wait for one after
         another, where it takes exponentials of these rows: 2 for a softmax. 0 where there are none.
+      iterations: Those of the loop that the group begins, each of which a GPU counts in a kernel of its own; 0 if none.
     """
 
     fetched_bytes: tuple[float, ...]
     moves: tuple[int, ...]
     launches: int
     row_passes: int = 0
+    iterations: float = 0.0
 
 
 _Kernel = tuple[int, int]
@@ -73,6 +75,7 @@ class Traffic:
         self._rows = reduced_rows(chains, live)
         self._copied, self._other_orders = self._read_by_products()
         self._passes = self._row_passes()
+        self._begun = {loop.start: loop.trips for loop in chains.graph.loops if loop.trips > 1}
 
     def of_group(
         self, group: Group, partly_read: Set[tuple[int, tuple[int, ...]]], partly_written: Set[int]
@@ -110,10 +113,19 @@ class Traffic:
             for n, access in enumerate(group.reads):  # a literal is not fetched
                 fetched[n] += times_moved * graph.values[access.value].size_bytes
             launches += is_copied
+        iterations = 0.0
+        if operations[0].kind in (OperationKind.LOOP_CARRY, OperationKind.SCAN_SLICE):
+            iterations = self._begun.get(operations[0].index, 0.0)
+        if operations[0].kind is OperationKind.LOOP_CARRY and self._is_carry_copied(operations[0]):
+            trips = self._trips_of(operations[0])
+            launches += math.ceil(trips)
+            for n, access in enumerate(group.reads):
+                if access.value == operations[0].operands[1]:
+                    fetched[n] += 2.0 * trips * graph.values[access.value].size_bytes
         launches += sum(max(sum(r in self._stored for r in o.results) - 1, 0) for o in operations if o.name == "split")
         moves = [0 if a.value in partly_written else self._moves(a, fetches) for a in group.writes]
         passes = max((self._passes[o.index] for o in operations if self._is_stored(o)), default=0)
-        return KernelTraffic(tuple(fetched), tuple(moves), launches, passes)
+        return KernelTraffic(tuple(fetched), tuple(moves), launches, passes, iterations)
 
     def _fetches(self, operations: Sequence[Operation]) -> dict[_Kernel, set[int]]:
         """For each kernel the stored values that it fetches."""
@@ -226,6 +238,7 @@ class Traffic:
         orders: dict[int, set[object]] = collections.defaultdict(set)
         needed: dict[int, dict[object, bool]] = collections.defaultdict(dict)  # whether it lies so anyway
         for operation in self._chains.graph.operations:
+            copied.update((operation.index, value) for value in self._copied_for_sum(operation))
             if operation.name != "dot_general":
                 continue
             for slot, value in enumerate(operation.operands[:2]):
@@ -257,15 +270,63 @@ class Traffic:
             return operation if self._chains.producer[operation.operand(0)] is not None else None
         return operation
 
+    def _copied_for_sum(self, operation: Operation) -> list[int]:
+        """What is copied for an addition in the kernel of a product, which adds to what lies in a buffer: a slice."""
+        result = operation.results[0] if operation.name in SUMS else None
+        if result is None or result not in self._live.root or len(operation.operands) != 2:
+            return []
+        product = self._live.root[result]
+        others = [o for o in operation.operands if o is not None and self._live.root.get(o, o) != product]
+        makers = [(o, self._within_loops(o)) for o in others]
+        return [o for o, m in makers if m is not None and _is_slice(m) and not self._is_stored(m)]
+
     def _is_stack_copied(self, operation: Operation) -> bool:
         """Whether what a loop stacks is copied there, and not written there by the kernel that makes it.
 
-        Either way XLA fills the stack with zeros before the loop. A literal is written, not copied.
+        Either way XLA fills the stack with zeros before the loop. A literal is written, not copied. What a kernel makes
+        also for a product, or for the next iteration, it stores for these: a kernel of several results writes none in
+        the place of another array.
         """
-        if operation.operands[0] is None:
+        value = operation.operands[0]
+        if value is None:
             return False
-        made_by = self._maker(operation.operand(0))
-        return made_by is None or not self._pointwise[made_by.index]
+        made_by = self._within_loops(value)
+        if made_by is None or made_by.kind is not OperationKind.EQUATION or not self._pointwise[made_by.index]:
+            return True
+        return self._is_stored_for_others(value)
+
+    def _is_stored_for_others(self, value: int) -> bool:
+        """Whether a product or the next iteration reads a value, under whatever name."""
+        for reader, slot in self._chains.consumers[value]:
+            is_next = reader.kind is OperationKind.LOOP_CARRY and slot == 1
+            if is_next or (reader.kind is OperationKind.EQUATION and reader.rule.is_heavy):
+                return True
+            if is_alias(reader) and reader.kind is OperationKind.EQUATION:
+                if any(self._is_stored_for_others(r) for r in reader.results if r is not None):
+                    return True
+        return False
+
+    def _is_carry_copied(self, operation: Operation) -> bool:
+        """Whether what an iteration hands to the next one is no result of a kernel of its own, but a slice, or what it
+        has of the iteration before under another number: XLA copies it."""
+        back = operation.operands[1]
+        if back is None or not self._chains.graph.values[back].shape:
+            return False
+        made_by = self._within_loops(back)
+        return made_by is not None and made_by != operation and made_by.kind is not OperationKind.EQUATION
+
+    def _within_loops(self, value: int) -> Operation | None:
+        """The operation that makes a value, under whatever name; a carry makes what iterations begin with."""
+        operation = self._chains.producer[value]
+        while operation is not None and operation.kind is OperationKind.EQUATION and is_alias(operation):
+            source = operation.operands[0]
+            operation = None if source is None else self._chains.producer[source]
+        return operation
+
+    def _trips_of(self, carry: Operation) -> float:
+        """How often the loop around runs that a carry is of."""
+        around = [loop for loop in self._chains.graph.loops if loop.start <= carry.index < loop.stop]
+        return min(around, key=lambda loop: loop.stop - loop.start).trips
 
 
 def _is_slice(operation: Operation) -> bool:

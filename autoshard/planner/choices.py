@@ -423,7 +423,8 @@ def _compute(
         transposing_s(mesh.device_type, shard_bytes(size_bytes, layout_of(dims, assignment), sizes))
         for dims, size_bytes in shape.transposed
     )
-    if not shape.kernels and shape.launches == 0:
+    counted = math.ceil(shape.iterations) if mesh.device_type.is_gpu else 0
+    if not shape.kernels and shape.launches + counted == 0:
         return turned_s, 0.0
     total_flops = arithmetic_s = 0.0
     for kernel in shape.kernels:
@@ -456,7 +457,7 @@ def _compute(
     steps = math.ceil(max(at_once, default=0.0) / COLUMN_ROWS)
     # which of them are one kernel with what makes their operands, and store that too, the compiler decides
     summing_s = columns_s(mesh.device_type, steps, is_storing=False, window_additions=0.0)
-    launches = shape.launches + sum(map(is_in_stages, rows)) * bool(summing_s)
+    launches = shape.launches + counted + sum(map(is_in_stages, rows)) * bool(summing_s)
     group_s = kernel_s(mesh.device_type, arithmetic_s, moved, launches, shape.row_passes, summing_s)
     return turned_s + group_s, total_flops
 

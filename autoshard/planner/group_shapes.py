@@ -61,6 +61,7 @@ class GroupShape:
       work: What each device does where the program splits it by hand, whatever the choice.
       outermost: Of the gradient of a convolution's kernel, the factors of its output channels; else empty. cuDNN has
         these outermost in memory.
+      iterations: Of the loop that it begins: each is counted (`compiler/kernel_traffic.py`).
     """
 
     factors: tuple[Factor, ...]
@@ -80,6 +81,7 @@ class GroupShape:
     table: "Table | None" = None
     work: "RegionWork | None" = None
     outermost: tuple[int, ...] = ()
+    iterations: float = 0.0
 
     @property
     def is_sparse(self) -> bool:
@@ -214,6 +216,7 @@ def shape_of(
         _table(group, operations, graph.values),
         work,
         _outermost(group, operations),
+        moved.iterations,
     )
 
 

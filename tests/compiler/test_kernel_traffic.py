@@ -172,6 +172,63 @@ def test_a_stack_of_products_is_copied():
     assert moved(f, f32(16, 8, 64), f32(64, 64)) == (16 * (product + rows + 2 * rows), 32), "zeros; read and written"
 
 
+def test_a_stack_of_what_the_loop_carries_is_copied():
+    """What an iteration begins with is the result of the one before, which stays where it is."""
+
+    def f(x, w):
+        return jax.lax.scan(lambda c, _: (c @ w, c), x, None, length=16)[1]
+
+    rows, w = 8 * 64 * 4, 64 * 64 * 4
+    product = rows + w + rows
+    assert moved(f, f32(8, 64), f32(64, 64)) == (16 * (product + rows + 2 * rows), 32), "zeros; read and written"
+
+
+def test_a_stack_of_what_a_product_reads_is_copied():
+    """A kernel of several results writes none of them in the place of another array."""
+
+    def f(x, w):
+        return jax.lax.scan(lambda c, rows: (c, (jnp.sin(rows), jnp.sin(rows) @ w)), 0.0, x)[1]
+
+    rows, w = 8 * 64 * 4, 64 * 64 * 4
+    sines, product, stack = 2 * rows, rows + w + rows, 3 * rows
+    assert moved(f, f32(16, 8, 64), f32(64, 64)) == (16 * (sines + product + 2 * stack), 64)
+
+
+def test_a_slice_that_the_next_iteration_begins_with_is_copied():
+    """A scan that shifts rows by one: each row is copied to be carried, and what is carried to the stack."""
+
+    def f(x, first):
+        return jax.lax.scan(lambda c, row: (row, c), first, x)[1]
+
+    row = 256 * 4
+    assert moved(f, f32(16, 256), f32(256)) == (16 * (2 * row + 3 * row), 32)
+
+
+def test_a_slice_that_a_product_is_added_to_is_copied():
+    """The product's kernel adds to a buffer, which is made of the slice first."""
+
+    def f(x, first, w):
+        return jax.lax.scan(lambda c, rows: (c @ w + rows, None), first, x)[0]
+
+    rows, w = 8 * 64 * 4, 64 * 64 * 4
+    product = rows + w + rows
+    assert moved(f, f32(16, 8, 64), f32(8, 64), f32(64, 64)) == (16 * (product + 2 * rows), 32)
+
+
+def test_each_loop_has_its_iterations_counted():
+    """An outer loop of 3, which runs an inner one of 5 each time; a loop that runs once is none."""
+
+    def counted(f, *args):
+        program = prepare(trace(f, args).graph)
+        pairs = zip(program.groups, program.shapes, strict=True)
+        return sum(group.trips * shape.iterations for group, shape in pairs)
+
+    inner = lambda c, _: (jnp.sin(c), None)
+    outer = lambda c, _: (jax.lax.scan(inner, c, None, length=5)[0], None)
+    assert counted(lambda x: jax.lax.scan(outer, x, None, length=3)[0], f32(256)) == 3 + 3 * 5
+    assert counted(lambda x: jax.lax.scan(inner, x, None, length=1)[0], f32(256)) == 0
+
+
 def test_a_stack_of_literals_fetches_nothing():
     def f(x):
         return jax.lax.scan(lambda c, row: (c, (jnp.sin(row), 2.0)), 0.0, x)[1]
@@ -269,3 +326,34 @@ def test_grouped_attention_moves_what_the_compiled_one_does(attention, is_recomp
     compiled = moved_as_compiled(step, *args)
     expected, _ = moved(step, *args, products=False)
     assert 0.8 * compiled <= expected <= 1.2 * compiled
+
+
+def lstm(x, first, w):
+    """A layer over time, of which the weights are added to what other products made of the inputs."""
+
+    def cell(carry, gates):
+        h, c = carry
+        i, f, g, o = jnp.split(gates + h @ w, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return jax.lax.scan(cell, (first, first), x)[1]
+
+
+@pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
+def test_a_recurrent_layer_takes_the_kernels_that_the_compiled_one_does():
+    """Forward and backward, each iteration's: as many to a fifth, and none of the loops' own forgotten."""
+    step, args = backward(lstm), (bf16(64, 32, 2048), bf16(32, 512), bf16(512, 2048))
+    traced = jaxpr_as_fun(trace(step, args).jaxpr)
+    where = jax.sharding.SingleDeviceSharding(gpu_devices(H100, 1, 1)[0])
+    placed = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for a in args]
+    module = parse(jax.jit(traced).lower(*placed).compile(COMPILER_OPTIONS).as_text())
+    bodies = [c for c in module.scheduled() if c.name != module.entry and c.instructions[c.root].opcode == "tuple"]
+    kernels = [i for c in bodies for i in c.instructions.values() if i.opcode in ("fusion", "copy", "custom-call")]
+    program = prepare(trace(step, args).graph)
+    pairs = list(zip(program.groups, program.shapes, strict=True))
+    inside = sum(g.trips * s.launches for g, s in pairs if g.trips > 1 or s.iterations)
+    assert len(bodies) == sum(s.iterations for _, s in pairs) / 64
+    expected = (inside + sum(s.iterations for _, s in pairs)) / 64
+    assert 0.8 * len(kernels) <= expected <= 1.2 * len(kernels)
