@@ -14,6 +14,7 @@ from autoshard.errors import TraceError
 from autoshard.garbage import collection_paused
 from autoshard.graph.graph import Argument, Graph, Output, ValueKind
 from autoshard.trace.absent_cudnn import assume_cudnn
+from autoshard.trace.accumulated_products import products_behind_loop
 from autoshard.trace.annotations import argument_layout, partitioning_metadata
 from autoshard.trace.calls_instead import with_calls
 from autoshard.trace.explicit import is_explicit, typed, without_layouts
@@ -194,7 +195,10 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence
     closed, out_shapes = with_axes_bound(traced_with, fn)
     refuse_references(closed, argument_paths(fn, args))
     closed = late_calls_inlined(
-        with_calls(references_discharged(closed), (implementation, multiplication, multiplication_and_sum))
+        with_calls(
+            references_discharged(closed),
+            (implementation, multiplication, multiplication_and_sum, products_behind_loop),
+        )
     )
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
