@@ -84,10 +84,11 @@ def test_a_sum_that_a_loop_only_accumulates_is_reduced_behind_it(formulated, mes
     """Four products are added to what the loop carries: one all-reduce of their sum; four if each is read besides."""
 
     def body(carry, x):
-        term = x @ x
+        row = jnp.tanh(x)  # larger than the sum, so that the product stays in the loop
+        term = row @ row.T
         return carry + term.T, (term if use == "carry and stack" else None)
 
-    f = formulated(lambda xs: jax.lax.scan(body, jnp.zeros((32, 32)), xs), (f32(4, 32, 32),), mesh_of(8))
+    f = formulated(lambda xs: jax.lax.scan(body, jnp.zeros((32, 32)), xs), (f32(4, 32, 64),), mesh_of(8))
     c = solved(f, whole(f), [(WHOLE,)] * len(f.flows), summed(f, "dot_general"))
     made = emitted(c)
     (group,) = (g for g, steps in enumerate(c.sums) if steps)

@@ -31,6 +31,17 @@ def rnn(x, first, w, u):
     return jax.lax.scan(cell, first, x, reverse=True)[1]
 
 
+def side_by_side(x, first, w, u):
+    """As Flax's `OptimizedLSTMCell`, which puts the weights of all gates side by side in each step."""
+
+    def cell(h, row):
+        gate, value = jnp.split(row + h @ jnp.concatenate([w, u], axis=1), 2, axis=-1)
+        h = jax.nn.sigmoid(gate) * jnp.tanh(value)
+        return h, h
+
+    return jax.lax.scan(cell, first, x)[1]
+
+
 def gradients(layer):
     names = tuple(range(layer.__code__.co_argcount))
     return jax.grad(lambda *args: jnp.sum(jnp.square(layer(*args)).astype(jnp.float32)), names)
@@ -47,6 +58,7 @@ def products(traced):
     [
         pytest.param(lstm, [(7, 3, 32), (3, 8), (8, 32)], 2, 1, id="lstm"),
         pytest.param(rnn, [(7, 3, 8), (3, 8), (8, 8), (8, 8)], 4, 2, id="rnn"),
+        pytest.param(side_by_side, [(7, 3, 16), (3, 8), (8, 8), (8, 8)], 2, 1, id="side by side"),
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -106,3 +118,17 @@ def test_sums_that_the_loop_reads_stay():
 
     traced = trace(attend, [jax.ShapeDtypeStruct((5, 4, 8), jnp.float32)] * 3)
     assert products(traced) == (2, 0)
+
+
+def test_products_that_others_read_stay():
+    """Here the loop also stacks the sum of each product."""
+
+    def f(first, x, y):
+        def step(total, at):
+            made = at[0].T @ at[1]
+            return total + made, jnp.sum(made)
+
+        return jax.lax.scan(step, first, (x, y))
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert products(trace(f, [f32(8, 16), f32(5, 4, 8), f32(5, 4, 16)])) == (1, 0)
