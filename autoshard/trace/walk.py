@@ -29,6 +29,9 @@ class EquationKind(enum.Enum):
 _T = TypeVar("_T")
 _OPAQUE = frozenset({"shard_map", "pallas_call", "xla_metadata_call", "ffi_call", "custom_partitioning", "run_state"})
 _CALL_PARAMETERS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_COMBINE_ELEMENTS = frozenset({"reduce", "reduce_window"})
+"""Primitives whose program says how two elements become one, and is run for many: it has as many inputs and outputs as
+the equation, and is not what the equation computes."""
 
 
 def open_jaxpr(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> jex.Jaxpr:
@@ -64,6 +67,8 @@ def called_jaxpr(equation: jex.JaxprEqn) -> tuple[str, jex.Jaxpr | jex.ClosedJax
     """
     if equation.primitive.name == "custom_linear_solve":
         return "jaxprs", equation.params["jaxprs"].solve
+    if equation.primitive.name in _COMBINE_ELEMENTS:
+        return None
     for name in _CALL_PARAMETERS:
         nested = equation.params.get(name)
         if isinstance(nested, jex.Jaxpr | jex.ClosedJaxpr):

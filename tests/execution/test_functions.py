@@ -133,6 +133,14 @@ def solves(a, b):
     return jax.value_and_grad(lambda a: (jnp.linalg.solve(a + 4 * jnp.eye(8), b) ** 2).sum())(a)
 
 
+def reductions_of_our_own(x):
+    """Programs that combine two elements have as many inputs and outputs as the reductions that run them."""
+    both = lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1]))
+    start, window = (np.float32(0), np.float32(-9)), (1, 4)
+    of_windows = lax.reduce_window((x, x), start, both, window, window, "VALID")
+    return lax.reduce(x, np.float32(1), lax.mul, (0,)), lax.reduce((x, x), start, both, (1,)), of_windows
+
+
 KEY = jax.random.key(3)
 FUNCTIONS = {
     "carries": (carries_of_all_kinds, (array(8, 8, 4), KEY)),
@@ -145,6 +153,7 @@ FUNCTIONS = {
     "dropout": (dropout, (array(8, 8), KEY, jax.random.key_data(KEY), jax.random.split(KEY, 8))),
     "integers": (integers, (jnp.arange(64).reshape(8, 8) % 16, jnp.ones((8, 8), bool), 3)),
     "by_shards": (by_shards, (array(16, 4, 3), array(8, 16, 8, seed=1))),
+    "reductions_of_our_own": (reductions_of_our_own, (array(8, 8),)),
     "solves": (solves, (array(8, 8, 8), array(8, 8, 4, seed=1))),
     "with_callback": (with_callback, (array(16, 8),)),
     "python_scalars": (lambda x, s, n: x * s + n, (array(8, 8), 2.5, 3)),
