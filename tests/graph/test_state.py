@@ -75,14 +75,17 @@ def test_gradients_that_a_loop_adds_up_are_waited_for_by_nobody():
 
 
 def test_what_each_iteration_multiplies_with_is_no_sum_of_gradients():
-    """Of a recurrence, backwards: the hidden state's gradient goes into products, the weights' is only added up."""
+    """Of a recurrence, backwards: the hidden state's gradient goes into products, the weights' is only added up.
+
+    Rows of an iteration are larger than the weights, so that their products stay in the loop.
+    """
 
     def step(w, xs):
         def loss(w):
-            h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((8, 16)), xs)
+            h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((24, 16)), xs)
             return jnp.sum(h)
 
         return w - 0.1 * jax.grad(loss)(w)
 
-    w, xs = jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((4, 8, 16), jnp.float32)
-    assert loop_carries(step, w, xs) == {(8, 16): False, (16, 16): True}
+    w, xs = jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((4, 24, 16), jnp.float32)
+    assert loop_carries(step, w, xs) == {(24, 16): False, (16, 16): True}
