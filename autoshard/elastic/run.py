@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoshard.elastic.lifeline import Lifeline
-from autoshard.elastic.session import WorkDone, serve
+from autoshard.elastic.session import WorkDone, last_loss, serve
 from autoshard.elastic.worker import Cadence, Worker, run_identity
 from autoshard.errors import ConfigError, ElasticError
 from autoshard.launch.engines.local import LocalEngine
@@ -127,8 +127,9 @@ def _serve(lifeline: Lifeline, build: Callable[[Worker], float | None], cadence:
     def work(worker: Worker) -> WorkDone:
         run_dir = worker.run_dir
         with worker.checkpoints(run_dir / "checkpoints", cadence, lambda: run_identity(run_dir)):
-            loss = build(worker)
+            returned = build(worker)
             worker.save_last_commit()
-            return WorkDone(worker.step, loss, is_complete=not worker.should_stop())
+            is_complete = not worker.should_stop()
+            return WorkDone(worker.step, last_loss(returned) if is_complete else None, is_complete)
 
     serve(lifeline, work)

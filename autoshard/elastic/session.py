@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -18,7 +18,7 @@ from autoshard.elastic.joining import join
 from autoshard.elastic.lifeline import Lifeline
 from autoshard.elastic.output import print_without_fail
 from autoshard.elastic.worker import DryRunOver, Worker
-from autoshard.errors import AutoshardError, ElasticError, TrainingError, TransferError
+from autoshard.errors import AutoshardError, ConfigError, ElasticError, TrainingError, TransferError
 from autoshard.interrupts import stop_on_signals
 from autoshard.launch.messages import Drained, Failed, Finished
 
@@ -53,6 +53,21 @@ class WorkDone:
     step: int
     loss: float | None
     is_complete: bool
+
+
+def last_loss(returned: Any) -> float | None:
+    """What `build` returned, as a number.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return None if returned is None else float(returned)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"build: returns the last loss as one number, or None; received {returned!r:.60}. The last state is saved: "
+            "return a number, such as float(metrics['loss']), and start the run again."
+        ) from None
 
 
 def is_peer_loss(error: BaseException) -> bool:

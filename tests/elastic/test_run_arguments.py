@@ -1,8 +1,10 @@
 """What `elastic.run` is told is looked at before any process is started."""
 
+import jax.numpy as jnp
 import pytest
 
 import autoshard.elastic
+from autoshard.elastic.session import last_loss
 from autoshard.errors import ConfigError, ElasticError
 
 
@@ -32,3 +34,14 @@ def test_what_is_not_understood_is_refused(tmp_path, told, message):
 def test_a_run_has_workers(tmp_path, workers):
     with pytest.raises(ElasticError, match="at least 1, and the least not above the most"):
         autoshard.elastic.run(lambda worker: None, workers, output_dir=tmp_path / "run")
+
+
+def test_what_a_loop_returns_is_a_number_or_nothing():
+    assert last_loss(None) is None
+    assert [last_loss(x) for x in (2, 0.5, jnp.float32(2))] == [2.0, 0.5, 2.0]
+
+
+@pytest.mark.parametrize("returned", [{"loss": 1.0}, (1.0, 2), jnp.ones(3)], ids=["dict", "tuple", "array"])
+def test_another_result_of_a_loop_is_refused_in_its_own_words(returned):
+    with pytest.raises(ConfigError, match="(?s)build: returns the last loss as one number, or None; received .*saved"):
+        last_loss(returned)
