@@ -122,7 +122,7 @@ def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) ->
         is_total = Dependence.EACH not in kinds and _is_linear(operation.name, known)
         return [_Seen(Dependence.TOTAL) if is_total else _mixed(operation)] * count
     factor = _factor_of_examples(operation.rule, known, num_examples)
-    if factor is None:
+    if factor is None or _is_by_number(operation, factor):
         return [_mixed(operation)] * count
     return [_of_examples(operation, factor, dims) for dims in operation.rule.results]
 
@@ -179,6 +179,16 @@ def _factor_of_examples(rule: FactorRule, known: Sequence[_Seen], num_examples: 
         if o.kind is Dependence.FREE and not o.even.issuperset(along):
             return None
     return factor
+
+
+def _is_by_number(operation: Operation, factor: int) -> bool:
+    """Whether an operation reads or writes single entries along a factor by their numbers: a look-up among them, or a
+    scatter over what has the factor while its updates have not."""
+    rule = operation.rule
+    has_factor = lambda dims: any(factor in factors for factors in dims)
+    if operation.name == "gather":
+        return not any(map(has_factor, rule.results))
+    return operation.name.startswith("scatter") and has_factor(rule.operands[0]) and not has_factor(rule.operands[-1])
 
 
 def _of_examples(operation: Operation, factor: int, dims: Dims) -> _Seen:

@@ -67,6 +67,11 @@ MEANS = {
     "carried": carried_sum,
     "tokens": tokens,
     "taken": lambda p, b: -jnp.mean(jnp.take_along_axis(layers(p, b["x"]), b["labels"][:, None], -1)),
+    "some entries of each": lambda p, b: jnp.mean(layers(p, b["x"])[:, jnp.array([0, 0, 5])]),
+    "all but the first entry": lambda p, b: jnp.mean(layers(p, b["x"]).at[:, 0].set(0.0)),
+    "another entry of each": lambda p, b: jnp.mean(
+        jax.vmap(lambda h, k: h.at[k].set(0.0))(layers(p, b["x"]), b["labels"])
+    ),
     "optax": lambda p, b: optax.softmax_cross_entropy_with_integer_labels(layers(p, b["x"]), b["labels"]).mean(),
     "of nothing": lambda p, b: jnp.sum(p["table"] ** 2),
 }
@@ -79,6 +84,8 @@ OTHERS = {
     "numbered": lambda p, b: jnp.mean(picked(p, b) * jnp.arange(EXAMPLES)[: b["x"].shape[0]]),
     "product of means": lambda p, b: jnp.mean(b["x"]) * jnp.mean(layers(p, b["x"])),
     "of the first": lambda p, b: jnp.mean(layers(p, b["x"])[:2]),
+    "some by number": lambda p, b: jnp.mean(layers(p, b["x"])[jnp.array([0, 0, 5])]),
+    "all but the first": lambda p, b: jnp.mean(layers(p, b["x"]).at[0].set(0.0)),
     "sorted": lambda p, b: jnp.mean(jnp.sort(b["x"], 0) * layers(p, b["x"])),
     "running": lambda p, b: jnp.mean(jnp.tanh(jnp.cumsum(b["x"] @ p["layers"][0], 0))),
     "branched": lambda p, b: lax.cond(jnp.sum(b["x"]) > 0, jnp.mean, lambda x: 2 * jnp.mean(x), layers(p, b["x"])),
