@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import jaxpr_as_fun
+from lstm_layer import lstm
 
+from autoshard.compiler.versions import jax_version
 from autoshard.hlo.flops import products_within
 from autoshard.hlo.kernel_cost import kernel_bytes
 from autoshard.hlo.module import Run, parse
@@ -295,6 +297,10 @@ def test_an_attention_moves_what_the_compiled_one_does(is_recomputed):
     assert 0.8 * compiled <= expected <= 1.2 * compiled
 
 
+MOST = 1.2 if jax_version() < (0, 12) else 1.3
+"""How many times as much as compiled may be expected: the compiler of jax 0.12 joins more kernels."""
+
+
 def grouped(q, k, v):
     """Grouped heads as in most public models: four heads of queries share one of keys and values."""
     q = q.reshape(2, 1024, 8, 4, 64)
@@ -326,20 +332,7 @@ def test_grouped_attention_moves_what_the_compiled_one_does(attention, is_recomp
     args = bf16(2, 1024, 32, 64), bf16(2, 1024, 8, 64), bf16(2, 1024, 8, 64)
     compiled = moved_as_compiled(step, *args)
     expected, _ = moved(step, *args, products=False)
-    assert 0.8 * compiled <= expected <= 1.3 * compiled
-
-
-def lstm(x, first, w):
-    """A layer over time, of which the weights are added to what other products made of the inputs."""
-
-    def cell(carry, gates):
-        h, c = carry
-        i, f, g, o = jnp.split(gates + h @ w, 4, axis=-1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        return (h, c), h
-
-    return jax.lax.scan(cell, (first, first), x)[1]
+    assert 0.8 * compiled <= expected <= MOST * compiled
 
 
 @pytest.mark.skipif(not HAS_GPU_COMPILER, reason="needs XLA:GPU: pip install 'autoshard[verify-gpu]'")
@@ -357,4 +350,4 @@ def test_a_recurrent_layer_takes_the_kernels_that_the_compiled_one_does():
     inside = sum(g.trips * s.launches for g, s in pairs if g.trips > 1 or s.iterations)
     assert len(bodies) == sum(s.iterations for _, s in pairs) / 64
     expected = (inside + sum(s.iterations for _, s in pairs)) / 64
-    assert 0.8 * len(kernels) <= expected <= 1.3 * len(kernels)
+    assert 0.8 * len(kernels) <= expected <= MOST * len(kernels)

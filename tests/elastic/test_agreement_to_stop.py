@@ -36,6 +36,15 @@ class Service:
         self._barrier.wait(5)
 
 
+def in_threads(loop, num_workers):
+    """Runs `loop(rank)` for each rank in a thread of its own, to the end."""
+    threads = [threading.Thread(target=loop, args=(rank,)) for rank in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_workers_whose_steps_take_different_times_stop_after_the_same_step(seed):
     service, stops = Service(3), [StopRequest() for _ in range(3)]
@@ -52,11 +61,7 @@ def test_workers_whose_steps_take_different_times_stop_after_the_same_step(seed)
             worker.stepped(worker.step + 1)
         stopped[rank] = worker.step, worker.should_stop()
 
-    threads = [threading.Thread(target=loop, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(loop, 3)
     assert stopped == dict.fromkeys(range(3), (18, True))
 
 
@@ -76,9 +81,5 @@ def test_who_reads_late_meets_the_others_once_more():
         stopped[rank] = worker.step, worker.should_stop()
 
     service.behind_writing = has_written.set
-    threads = [threading.Thread(target=loop, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(loop, 2)
     assert stopped == dict.fromkeys(range(2), (18, True))
