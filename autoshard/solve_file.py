@@ -114,6 +114,7 @@ def _solve(request: SolveRequest, story: "_Story") -> SolveAnswer:
     story.tell(f"{len(problem.nodes)} nodes, {len(problem.edges)} edges, {usages} usages")
     story.tell("loading the solver's kernels (compiled once a machine)")
     load_kernels(ALWAYS + WITHIN_CAPACITY + SELDOM)
+    story.are_kernels_loaded = True
     writing_s = min(WRITING_S, 0.1 * request.limit_s) + WRITING_S_PER_NODE * len(problem.nodes)
     limit_s = max(request.left_s() - writing_s, 0.1)
     options = SolverOptions(
@@ -132,7 +133,10 @@ def _give_up(request: SolveRequest, story: "_Story", show: Callable[[SolveAnswer
     last = story.last
     try:
         if last is None or last.choices is None or story.file is None:
-            raise SolverError(f"No solution was found within {request.limit_s:g} s. Raise --time-limit.")
+            found = f"No solution was found within {request.limit_s:g} s"
+            if not story.are_kernels_loaded:
+                found += ", as the solver's kernels were still being compiled; what is compiled is kept on this machine"
+            raise SolverError(f"{found}. Raise --time-limit.")
         gap = relative_gap(last.objective, last.bound)
         certificate = Certificate(Status.FEASIBLE, last.objective, last.bound, gap, last.elapsed_s)
         answer = _answer(story.file, Solution(last.choices, certificate), request)
@@ -211,6 +215,7 @@ class _Story:
         self.status = console.status("", spinner="dots") if console.is_terminal else None
         self.told, self.objective = -math.inf, math.inf
         self.file: ProblemFile | None = None
+        self.are_kernels_loaded = False
         self.last: Progress | None = None
 
     def __enter__(self) -> "_Story":

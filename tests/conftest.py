@@ -58,6 +58,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a run that a shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.dont_write_bytecode = False
+os.environ["PYTHONSAFEPATH"] = "1"  # processes import what pytest does: the installed package, not the folder
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process of every test parses autoshard again: 1.3 s each
 
 jax.config.update("jax_num_cpu_devices", 8)

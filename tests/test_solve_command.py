@@ -223,3 +223,19 @@ main()
         assert read_solution(tmp_path / "s.json", read_problem_file(path).problem).choices is not None
     else:
         assert done.returncode == 2 and done.stdout == "" and f"No solution was found within {limit_s} s" in done.stderr
+
+
+def test_a_limit_that_ends_while_kernels_are_compiled_is_told(tmp_path):
+    code = """
+import time
+import autoshard.solve_file
+from autoshard.cli import main
+
+autoshard.solve_file.load_kernels = lambda stages: time.sleep(1000)
+main()
+"""
+    command = [sys.executable, "-c", code, "solve", endless(tmp_path), "--time-limit", "4"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    told = " ".join(done.stderr.split())
+    assert "within 4 s, as the solver's kernels were still being compiled; what is compiled is kept" in told
