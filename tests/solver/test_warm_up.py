@@ -77,9 +77,8 @@ def test_nothing_is_compiled_but_what_is_listed(problem):
 
 def test_a_problem_without_capacity_loads_only_what_all_need():
     expected = [stage in warm_up.ALWAYS for stage in ALL]
-    subprocess.run(
-        [sys.executable, "-c", UNLIMITED.format(expected=expected)], cwd=os.path.dirname(__file__), check=True
-    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    subprocess.run([sys.executable, "-c", UNLIMITED.format(expected=expected)], env=environment, check=True)
 
 
 @pytest.mark.parametrize("seed", range(6))
