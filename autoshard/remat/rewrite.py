@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from autoshard.errors import PlanMismatchError
 from autoshard.loss_function import loss_of_arrays
@@ -258,6 +259,9 @@ def _shape(v: Any) -> jax.ShapeDtypeStruct:
 def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Callable[..., bool] | None:
     """The policy of `jax.checkpoint`: of an equation, whether its results may be kept.
 
+    Complex numbers, as of a Fourier transform, never are: JAX rounds what it keeps to the precision that it has, and
+    refuses to do so with these (jax 0.10 to 0.12, `reduce_precision does not accept dtype complex64`).
+
     Args:
       keep: What is to be kept. layer: The equations. of_weights: Variables that are made of weights alone.
     """
@@ -273,12 +277,12 @@ def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Call
             return None
 
 
-def _saves_products(primitive: Any, *_: Any, **__: Any) -> bool:
-    return primitive.name in PRODUCTS
+def _saves_products(primitive: Any, *operands: Any, **_: Any) -> bool:
+    return primitive.name in PRODUCTS and not any(map(_is_complex, operands))
 
 
-def _saves_weight_products(primitive: Any, *_: Any, **params: Any) -> bool:
-    return primitive.name in PRODUCTS - FUSED and not _has_batch(params)
+def _saves_weight_products(primitive: Any, *operands: Any, **params: Any) -> bool:
+    return primitive.name in PRODUCTS - FUSED and not _has_batch(params) and not any(map(_is_complex, operands))
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: JAX refers to it weakly
@@ -290,23 +294,31 @@ class SavesSmaller:
     def __call__(self, primitive: Any, *operands: Any, **params: Any) -> bool:
         nested = [open_jaxpr(p) for p in params.values() if isinstance(p, jex.Jaxpr | jex.ClosedJaxpr)]
         if nested:
-            return max((_elements(v.aval) for n in nested for v in n.outvars), default=0) < self.limit
+            return self._keeps([v.aval for n in nested for v in n.outvars])
         try:
-            sizes = _result_sizes(primitive, operands, tuple(params.items()))
+            results = _results(primitive, operands, tuple(params.items()))
         except TypeError:  # a parameter that cannot be hashed
-            sizes = _result_sizes.__wrapped__(primitive, operands, tuple(params.items()))
-        return max(sizes, default=0) < self.limit
+            results = _results.__wrapped__(primitive, operands, tuple(params.items()))
+        return self._keeps(results)
+
+    def _keeps(self, results: Sequence[Any]) -> bool:
+        return max(map(_elements, results), default=0) < self.limit and not any(map(_is_complex, results))
 
 
 @functools.lru_cache(maxsize=4096)
-def _result_sizes(primitive: Any, operands: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
+def _results(primitive: Any, operands: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in operands]
     made = jax.eval_shape(lambda *arrays: primitive.bind(*arrays, **dict(params)), *shapes)
-    return tuple(map(_elements, jax.tree.leaves(made)))
+    return tuple(jax.tree.leaves(made))
 
 
 def _elements(aval: Any) -> int:
     return math.prod(getattr(aval, "shape", ()))
+
+
+def _is_complex(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 def _has_batch(params: Any) -> bool:

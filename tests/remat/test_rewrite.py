@@ -152,6 +152,25 @@ def test_every_policy_takes_the_step_that_was_written(loss_fn, keep):
     same((found.params, found.opt_state, found_metrics), (expected.params, expected.opt_state, metrics))
 
 
+def with_transforms(ws, batch, key):
+    """Long convolutions by Fourier transforms, and a product of complex numbers."""
+
+    def convolved(x, w):
+        spectrum = jnp.fft.rfft(x @ w["up"])
+        turned = spectrum * spectrum.conj() @ jnp.fft.rfft(jnp.eye(spectrum.shape[-1]), 2 * HIDDEN - 1, norm="ortho")
+        return x + jnp.tanh(jnp.fft.irfft(turned, HIDDEN)) @ w["down"]
+
+    return through(convolved, ws, batch)
+
+
+@pytest.mark.parametrize("keep", Keep)
+def test_complex_numbers_are_never_kept_which_jax_refuses(keep):
+    step, state, (expected, _) = as_written(with_transforms)
+    runs = layers_of(step, state, DATA).runs
+    found, _ = jax.jit(rematerialised(step, uniform(runs, keep)))(state, DATA)
+    same(found.params, expected.params)
+
+
 def test_mixtures_and_micro_batches_take_the_step_that_was_written():
     step, state = step_of(with_dropout)
     step = step.in_parts((8, 8))
