@@ -14,6 +14,7 @@ from autoshard.compiler.def_use import DefUse
 from autoshard.compiler.dimension_orders import lies_in, read_orders
 from autoshard.compiler.memory_orders import Order, memory_orders, turned_values
 from autoshard.compiler.primitives import SUMS
+from autoshard.compiler.read_again import stored_for_parts
 from autoshard.compiler.split_parts import stored_parts
 from autoshard.graph.graph import Graph, Operation, OperationKind
 from autoshard.graph.pointwise import is_key_or_random
@@ -57,6 +58,7 @@ class Fusion:
       added: The values among `fused` that are reductions, or names of these, in the kernel that adds two of them.
       fetched: The values that are stored since computing them again takes long.
       parts: The parts of split values that execution stores (`split_parts.py`).
+      again: Those that are stored since one kernel would compute them several times (`read_again.py`).
       turned: Those that are stored since several kernels need them in another order of dimensions.
       orders: In which each value lies in memory (`memory_orders.py`).
     """
@@ -66,6 +68,7 @@ class Fusion:
     added: frozenset[int]
     fetched: frozenset[int]
     parts: frozenset[int]
+    again: frozenset[int]
     turned: frozenset[int]
     orders: Sequence[Order | None]
 
@@ -163,6 +166,11 @@ def fuse(
             can_fuse[value] = False
         orders = memory_orders(chains, pointwise, turned)
         computed = _computed(chains, can_fuse, fusible, free, orders, between, num_orders)
+    again = stored_for_parts(chains, computed.fused, free)
+    if again:
+        for value in again:
+            can_fuse[value] = False
+        computed = _computed(chains, can_fuse, fusible, free, orders, between, num_orders)
     fused = computed.fused
     added: set[int] = set()
     for operation in graph.operations:
@@ -172,7 +180,7 @@ def fuse(
                 added.update(v for term in terms for v in term)
     for value in added:
         fused[value] = True
-    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, parts, frozenset(turned), orders)
+    return Fusion(fused, computed.sources, frozenset(added), computed.fetched, parts, again, frozenset(turned), orders)
 
 
 def _computed(

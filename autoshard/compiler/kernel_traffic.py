@@ -46,7 +46,8 @@ class KernelTraffic:
 
 
 _Kernel = tuple[int, int]
-"""A region and 0; or an operation and the number of a kernel that makes its result alone."""
+"""A region, and how many values it waits for there that end a kernel, negative; or an operation and the number of a
+kernel that makes its result alone."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Traffic:
         self._rows = reduced_rows(chains, live)
         self._copied, self._other_orders = self._read_by_products()
         self._passes = self._row_passes()
+        self._waits = self._waits_for_stored()
         self._begun = {loop.start: loop.trips for loop in chains.graph.loops if loop.trips > 1}
 
     def of_group(
@@ -143,7 +145,22 @@ class Traffic:
         if any(r in self._live.turned for r in operation.results):
             return operation.index, 1
         made = [self._live.together[r] for r in operation.results if r is not None and r in self._live.together]
-        return self._live.region[max(made, default=operation.index)], 0
+        index = max(made, default=operation.index)
+        return self._live.region[index], -self._waits[index]
+
+    def _waits_for_stored(self) -> list[int]:
+        """For each operation, how many values its kernel waits for in turn that are stored on the way to it, in its
+        region, since a kernel would compute them several times: each ends a kernel."""
+        waits: list[int] = []
+        for operation in self._chains.graph.operations:
+            longest, region = 0, self._chains.region[operation.index]
+            for o in operation.operands if self._live.again else ():
+                made_by = None if o is None else self._chains.producer[o]
+                if made_by is not None and made_by.index < operation.index:
+                    if self._chains.region[made_by.index] == region:
+                        longest = max(longest, waits[made_by.index] + (o in self._live.again))
+            waits.append(longest)
+        return waits
 
     def _row_passes(self) -> list[int]:
         """For each operation, `KernelTraffic.row_passes` of a kernel that it ends.

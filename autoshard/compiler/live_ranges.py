@@ -46,6 +46,7 @@ class LiveRanges:
       parts: The parts of split values that execution stores (`split_parts.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
       together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
+      again: The values that are stored since one kernel would compute them several times (`read_again.py`).
       turned: The values that are stored in another order of dimensions than they are made in. orders: How each lies in
         memory (`memory_orders.py`).
     """
@@ -67,6 +68,7 @@ class LiveRanges:
     parts: frozenset[int]
     delayed: Mapping[int, int]
     together: Mapping[int, int]
+    again: frozenset[int]
     turned: frozenset[int]
     orders: Sequence[Order | None]
 
@@ -189,6 +191,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         parts=fusion.parts,
         delayed=delayed,
         together=together,
+        again=fusion.again,
         turned=fusion.turned,
         orders=fusion.orders,
     )

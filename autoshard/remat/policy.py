@@ -2,7 +2,8 @@
 
 The names are those of the field: keeping only the inputs of layers is Megatron-LM's "full" recomputation and JAX's
 `nothing_saveable`; keeping the products with weights is `dots_with_no_batch_dims_saveable`, which leaves out the scores
-of attention, as Megatron-LM's "selective" recomputation does (Korthikanti et al. 2022, arXiv:2205.05198).
+of attention, as Megatron-LM's "selective" recomputation does (Korthikanti et al. 2022, arXiv:2205.05198). Products that
+sum nothing are none: the compiler multiplies.
 """
 
 import dataclasses

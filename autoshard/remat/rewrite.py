@@ -27,6 +27,7 @@ from autoshard.remat.policy import Keep, LayerRun, RematPolicy
 from autoshard.trace.absent_cudnn import assume_cudnn
 from autoshard.trace.inline import inlined
 from autoshard.trace.operand_order import operands_ordered
+from autoshard.trace.outer_products import sums_nothing
 from autoshard.trace.rules.attention import FUSED
 from autoshard.trace.rules.products import PRODUCTS
 from autoshard.trace.walk import (
@@ -260,7 +261,9 @@ def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Call
     """The policy of `jax.checkpoint`: of an equation, whether its results may be kept.
 
     Complex numbers, as of a Fourier transform, never are: JAX rounds what it keeps to the precision that it has, and
-    refuses to do so with these (jax 0.10 to 0.12, `reduce_precision does not accept dtype complex64`).
+    refuses to do so with these (jax 0.10 to 0.12, `reduce_precision does not accept dtype complex64`). Nor are products
+    that sum nothing, which the compiler multiplies inside their readers (`trace/outer_products.py`): kept, they
+    would be stored.
 
     Args:
       keep: What is to be kept. layer: The equations. of_weights: Variables that are made of weights alone.
@@ -277,12 +280,13 @@ def _saveable(keep: Keep, layer: jex.Jaxpr, of_weights: Collection[Any]) -> Call
             return None
 
 
-def _saves_products(primitive: Any, *operands: Any, **_: Any) -> bool:
-    return primitive.name in PRODUCTS and not any(map(_is_complex, operands))
+def _saves_products(primitive: Any, *operands: Any, **params: Any) -> bool:
+    is_outer = primitive.name == "dot_general" and sums_nothing(operands[0].shape, params["dimension_numbers"])
+    return primitive.name in PRODUCTS and not is_outer and not any(map(_is_complex, operands))
 
 
 def _saves_weight_products(primitive: Any, *operands: Any, **params: Any) -> bool:
-    return primitive.name in PRODUCTS - FUSED and not _has_batch(params) and not any(map(_is_complex, operands))
+    return _saves_products(primitive, *operands, **params) and primitive.name not in FUSED and not _has_batch(params)
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: JAX refers to it weakly

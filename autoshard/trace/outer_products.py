@@ -19,10 +19,15 @@ from autoshard.trace.walk import shape_of, type_of
 def multiplication(equation: jex.JaxprEqn) -> Callable[..., Any] | None:
     """What multiplies the operands of a product that sums nothing, or elements by themselves; None of all else."""
     numbers = open_numbers(equation)
-    if numbers is None or math.prod(shape_of(equation.invars[0])[d] for d in numbers[0][0]) != 1:
+    if numbers is None or not sums_nothing(shape_of(equation.invars[0]), numbers):
         return None
     dtype = type_of(equation.outvars[0]).dtype
     return functools.partial(_multiplied, dtype=dtype, numbers=numbers)
+
+
+def sums_nothing(left: Sequence[int], numbers: Any) -> bool:
+    """Whether a product sums nothing; `left`: the shape of its left operand, `numbers`: as of `open_numbers`."""
+    return math.prod(left[d] for d in numbers[0][0]) == 1
 
 
 def open_numbers(equation: jex.JaxprEqn) -> Any:

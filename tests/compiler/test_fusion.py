@@ -182,3 +182,23 @@ def test_what_is_made_of_many_values_is_computed_once(num_sources, is_stored):
     stored = analyse(graph).live.stored
     totals = [o.result() for o in graph.operations if o.name == "add"]
     assert (totals[-1] in stored) is is_stored and not stored & {*totals[:-1]}
+
+
+def test_every_second_level_of_an_associative_scan_is_stored():
+    """What one level adds up, the next one reads twice, as its odd elements and for its even ones: what that needs in
+    turn would be fetched four times. So XLA stores 256 and 64 of 1,024 sums for an H100, with 16 states each, and
+    neither 512 nor 128. The last ones are in the kernel that reads them."""
+
+    def f(x, rates, reads, w):
+        decay, added = jnp.exp(x[..., None] * rates), x[..., None] * reads[:, None]
+        combined = lambda l, r: (l[0] * r[0], r[0] * l[1] + r[1])
+        states = jax.lax.associative_scan(combined, (decay, added))[1]
+        return (states * reads[:, None]).sum(-1) @ w
+
+    f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    graph = trace(f, (f32(1024, 2048), f32(2048, 16), f32(1024, 16), f32(2048, 64))).graph
+    live = analyse(graph).live
+    sums = [o.results[0] for o in graph.operations if o.name == "add"]
+    interleaved = sums[sums.index(next(v for v in sums if graph.values[v].shape[0] == 2)) :]
+    found = {graph.values[v].shape[0] for v in interleaved if v in live.stored}
+    assert {256, 64} <= found and found.isdisjoint({1024, 512, 128, 32})

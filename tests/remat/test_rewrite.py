@@ -171,6 +171,24 @@ def test_complex_numbers_are_never_kept_which_jax_refuses(keep):
     same(found.params, expected.params)
 
 
+@pytest.mark.parametrize("keep", [Keep.PRODUCTS, Keep.WEIGHT_PRODUCTS])
+def test_products_that_sum_nothing_are_multiplications_and_not_kept(keep):
+    """As of a state-space layer, with as many states for each element: they would be the largest of all."""
+
+    def with_states(ws, batch, key):
+        def layer(x, w):
+            states = jnp.einsum("bh,bn->bhn", x @ w["up"], x)
+            return x + jnp.tanh(states).sum(-1) @ w["down"]
+
+        return through(layer, ws, batch)
+
+    step, state = step_of(with_states)
+    loss = rematerialised(step, uniform(layers_of(step, state, DATA).runs, keep)).loss_fn
+    linear = jax.eval_shape(lambda ws: jax.vjp(lambda ws: loss(ws, DATA, None)[0], ws)[1], state.params)
+    assert (BATCH, HIDDEN, WIDTH) not in [x.shape for x in jax.tree.leaves(linear)]
+    assert (BATCH, HIDDEN) in [x.shape for x in jax.tree.leaves(linear)]
+
+
 def test_mixtures_and_micro_batches_take_the_step_that_was_written():
     step, state = step_of(with_dropout)
     step = step.in_parts((8, 8))
