@@ -26,10 +26,11 @@ from autoshard.pipelines.search.options import StageOptions
 from autoshard.plans.annotated import StagesAskedError
 from autoshard.plans.host_memory import asked_for, is_offloading, may_offload_instead, offloaded_instead
 from autoshard.plans.make import Posed, Request, homogeneous_slice, load_cluster, plan_function, plan_posed
+from autoshard.plans.mean_loss import why_no_mean_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.variant_search import plan_variants
-from autoshard.plans.variant_space import Space, space_of, why_no_mean_of
+from autoshard.plans.variant_space import Space, space_of
 from autoshard.solver.warm_up import start_compilation
 from autoshard.strategies.adaptive import plan_adaptive
 from autoshard.suggestions import suggestion

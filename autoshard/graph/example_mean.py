@@ -1,4 +1,7 @@
-"""Whether a loss is a plain mean over examples: the same step may then be run in micro-batches.
+"""Whether a loss is a sum over examples beside what depends on none.
+
+Whether it is a mean, so that a step may be run in micro-batches, is then told by what it is divided by
+(`autoshard/trace/batch_growth.py`, `autoshard/plans/mean_loss.py`).
 
 Every value of the loss's program stands to the examples of the batch in one of four ways:
 
@@ -8,8 +11,8 @@ Every value of the loss's program stands to the examples of the batch in one of 
     MIXED  anything else
 
 Where an operation reads examples along one of its factors, and else what depends on none, its result is EACH if it has
-the factor, and a TOTAL if it sums over it. Linear operations leave TOTALs; dividing by one does not. A loss that is a
-TOTAL, or FREE, is a sum over examples beside what depends on none; `TrainStep` demands that it is a mean.
+the factor, and a TOTAL if it sums over it. Linear operations leave TOTALs; dividing by one does not. What is a TOTAL,
+or FREE, is a sum over examples beside what depends on none.
 
 Not seen as a mean, though it can be one: what numbers the examples (`x[jnp.arange(n), labels]`), joins or slices them,
 or branches.
@@ -49,18 +52,19 @@ class _Seen:
 
 _LINEAR = frozenset(
     "add add_any sub neg convert_element_type copy reshape squeeze transpose broadcast_in_dim reduce_sum slice "
-    "concatenate expand_dims".split()
+    "concatenate expand_dims split unstack scan_slice scan_stack".split()
 )
 _BILINEAR = frozenset({"mul", "dot_general"})
 _SPREADING = frozenset({"broadcast_in_dim", "random_bits"})
 """Operations whose new dimensions are the same everywhere, or drawn at random."""
 
 
-def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> str | None:
-    """The operation because of which a loss is not known to be a plain mean over examples; None if it is one.
+def why_no_means(graph: Graph, examples: Collection[int], num_examples: int) -> list[str | None]:
+    """Of each result of a program, the operation because of which it is not known to be a sum over examples beside what
+    depends on none; None if it is one.
 
     Args:
-      graph: The program of the loss, its only output a scalar.
+      graph: The program of a loss, or of its gradients.
       examples: Values of the batch, which have the examples as their first dimension. num_examples: Their number.
     """
     seen: dict[int, _Seen] = {}
@@ -74,7 +78,7 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
     while changed:  # what a loop carries is known after its body was seen
         changed = False
         for operation in graph.operations:
-            made = _results(operation, seen, num_examples)
+            made = _results(graph, operation, seen, num_examples)
             for result, own in [] if made is None else zip(operation.results, made, strict=True):
                 if result is None:
                     continue
@@ -83,11 +87,13 @@ def why_no_mean(graph: Graph, examples: Collection[int], num_examples: int) -> s
                 before = seen.get(result)
                 if own != before and (before is None or before.kind is not Dependence.MIXED):
                     seen[result], changed = own, True
-    (output,) = graph.outputs
-    loss = _Seen(Dependence.FREE) if output.value is None else seen[output.value]
-    if loss.kind in (Dependence.FREE, Dependence.TOTAL):
+    return [None if output.value is None else _why(seen[output.value]) for output in graph.outputs]
+
+
+def _why(result: _Seen) -> str | None:
+    if result.kind in (Dependence.FREE, Dependence.TOTAL):
         return None
-    return loss.why or "the loss is not summed over the examples"
+    return result.why or "what is not summed over the examples"
 
 
 def _is_settled(operation: Operation, deciding: Nesting | None, seen: dict[int, _Seen]) -> bool:
@@ -103,7 +109,7 @@ def _mixed(operation: Operation) -> _Seen:
     return _Seen(Dependence.MIXED, why=operation.label)
 
 
-def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) -> list[_Seen] | None:
+def _results(graph: Graph, operation: Operation, seen: dict[int, _Seen], num_examples: int) -> list[_Seen] | None:
     """What an operation makes of what is known of its operands; None where one of them is made later, in a loop."""
     free = _Seen(Dependence.FREE)
     operands = [free if v is None else seen.get(v) for v in operation.operands]
@@ -119,7 +125,7 @@ def _results(operation: Operation, seen: dict[int, _Seen], num_examples: int) ->
     if kinds <= {Dependence.FREE}:
         return [_free(operation, known, dims) for dims in operation.rule.results]
     if Dependence.TOTAL in kinds:
-        is_total = Dependence.EACH not in kinds and _is_linear(operation.name, known)
+        is_total = Dependence.EACH not in kinds and _is_linear(graph, operation, known)
         return [_Seen(Dependence.TOTAL) if is_total else _mixed(operation)] * count
     factor = _factor_of_examples(operation.rule, known, num_examples)
     if factor is None or _is_by_number(operation, factor):
@@ -154,16 +160,24 @@ def _free(operation: Operation, known: Sequence[_Seen], dims: Dims) -> _Seen:
     return _Seen(Dependence.FREE, even=frozenset(even))
 
 
-def _is_linear(name: str, known: Sequence[_Seen]) -> bool:
+def _is_linear(graph: Graph, operation: Operation, known: Sequence[_Seen]) -> bool:
     """Whether an operation is linear in its operands that are totals; no other depends on an example."""
     are_totals = [o.kind is Dependence.TOTAL for o in known]
+    name = operation.name
     if name in _BILINEAR:
         return sum(are_totals) == 1
     if name == "div":
-        return are_totals == [True, False]
+        return are_totals == [True, False] and not _is_whole(graph, operation.results[0])
     if name == "select_n":
         return not are_totals[0]
+    if name == "convert_element_type" and _is_whole(graph, operation.results[0]):
+        return _is_whole(graph, operation.operands[0])
     return name in _LINEAR
+
+
+def _is_whole(graph: Graph, value: int | None) -> bool:
+    """Whether a value has whole numbers, to which others are rounded."""
+    return value is not None and graph.values[value].dtype.startswith(("int", "uint"))
 
 
 def _factor_of_examples(rule: FactorRule, known: Sequence[_Seen], num_examples: int) -> int | None:

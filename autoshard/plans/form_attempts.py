@@ -17,12 +17,12 @@ from autoshard.plans.found import NO_MEMORY, NOT_FASTER, Found, open_bounds_s
 from autoshard.plans.gaps import are_within
 from autoshard.plans.logical_meshes import logical_meshes, searched_and_further
 from autoshard.plans.make import Posed, Request, budget_of, homogeneous_slice, pose, traced_program
+from autoshard.plans.mean_loss import why_no_mean_of
 from autoshard.plans.mesh_search import ruled_out
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.question import report
 from autoshard.plans.search import gone_on, search
 from autoshard.plans.step_variant import StepVariant, VariantCandidate
-from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.remat.few_layers import few_layers_of
 from autoshard.remat.policy import Keep, RematPolicy
 from autoshard.remat.rewrite import Layers, layers_of

@@ -70,7 +70,7 @@ class PlanOptions:
       micro_batches: In how many micro-batches a `TrainStep` of one program runs its batch. "as_written": as the step
         says. A number: so many. "search": 1, 2, 4, ..., whatever is fastest. None: searched with `remat`, where the
         model has no state of its own and its loss is known to be a plain mean over examples, so that it is the same
-        step (`autoshard/graph/example_mean.py`). Asked for, other losses are cut too, with a warning.
+        step (`autoshard/plans/mean_loss.py`). Asked for, other losses are cut too, with a warning.
       pipelines: Whether a `TrainStep` may be run in stages where all devices are of one kind. "search": it is planned
         as one program and in pipelines of stages, and the faster plan is taken; that takes several times as long. What
         speaks of one program alone (a mesh, pins ...) is refused. "never": one program, unless annotations ask for

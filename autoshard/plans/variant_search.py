@@ -8,7 +8,7 @@ less in another policy, as any of these policies would be.
 
 Where nothing is asked of it (`PlanOptions`, None), the step is planned as it is written, and other forms are tried only
 where that does not fit, where it recomputes something, or where its certificate tells that more memory would gain; in
-micro-batches, only where the loss is known to be a plain mean over examples (`graph/example_mean.py`).
+micro-batches, only where the loss is known to be a plain mean over examples (`plans/mean_loss.py`).
 
 The proof: the bound of a plan is the least of all forms that were considered. A form whose bound shows that it cannot
 beat the best plan so far by more than the wanted gap is not solved to the end. Micro-batches only add to the kernels of

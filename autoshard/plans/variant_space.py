@@ -5,11 +5,9 @@ from typing import Any
 
 import jax
 
-from autoshard.errors import ConfigError, StageError
-from autoshard.graph.example_mean import why_no_mean
+from autoshard.errors import ConfigError
+from autoshard.plans.mean_loss import examples_of
 from autoshard.plans.options import PlanOptions
-from autoshard.trace.literals import literals_of
-from autoshard.trace.trace import trace
 from autoshard.train_step import TrainStep, batch_size
 
 
@@ -59,43 +57,9 @@ def space_of(step: TrainStep, state: Any, batch: Any, options: PlanOptions) -> S
     elif asked == "search":
         counts = _doubled(batch_size(batch))
     elif asked is None and step.parts is None and not jax.tree.leaves(getattr(state, "mutable", None)):
-        counts = _doubled(_examples(batch))
+        counts = _doubled(examples_of(batch))
     is_cut_asked = asked not in (None, "as_written")
     return Space(options.remat != "as_written", counts, options.remat == "search" or is_cut_asked, is_cut_asked)
-
-
-def why_no_mean_of(step: TrainStep, state: Any, batch: Any) -> str | None:
-    """The operation of the loss because of which it is not known to be a plain mean over examples, and so not the same
-    in micro-batches; None if it is one.
-
-    What a graph shows to be a sum over examples is taken for a mean if some number in its program is another one for
-    fewer examples: what it is divided by.
-    """
-    if (num_examples := _examples(batch)) == 1:
-        return "a batch that cannot be cut"
-    key = jax.eval_shape(step.key, state)
-    loss = lambda params, mutable, batch, key: step.objective(params, mutable, batch, key)[0]
-    traced = trace(loss, (state.params, state.mutable, batch, key))
-    examples = {a.value for a in traced.graph.arguments if a.position == 2}
-    if (why := why_no_mean(traced.graph, examples, num_examples)) is not None:
-        return why
-    fewer = num_examples // next(n for n in range(2, num_examples + 1) if num_examples % n == 0)
-    part = jax.eval_shape(lambda whole: jax.tree.map(lambda x: x[:fewer], whole), batch)
-    try:
-        of_part = trace(loss, (state.params, state.mutable, part, key))
-    except Exception as error:  # of the user's function
-        return f"what it raises for {fewer} of the {num_examples} examples: {type(error).__name__}: {error!s:.300}"
-    if literals_of(of_part.jaxpr) == literals_of(traced.jaxpr):
-        return "a sum over the examples that nothing divides by their number"
-    return None
-
-
-def _examples(batch: Any) -> int:
-    """Examples of a batch; 1 where it does not tell, and so cannot be cut."""
-    try:
-        return batch_size(batch)
-    except StageError:
-        return 1
 
 
 def _doubled(size: int) -> tuple[int | None, ...]:

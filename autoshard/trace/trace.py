@@ -189,17 +189,26 @@ def _kind(args: Sequence[Any]) -> Any:
 
 @assume_cudnn()
 @collection_paused()
-def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int], options: TraceOptions) -> Trace:
+def program_of(fn: Callable[..., Any], args: Sequence[Any]) -> jex.ClosedJaxpr:
+    """The program of `fn(*args)` as it is written, of which `trace` rewrites what runs otherwise, by its sizes."""
+    return _as_written(fn, args)[0]
+
+
+def _as_written(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[jex.ClosedJaxpr, Any]:
+    """The program, without references, and the types of its results as a pytree."""
     bare = jax.tree_util.tree_map(_bare, tuple(args))
     traced_with = lambda pure: jax.make_jaxpr(_refuse_changes_in_place(pure), return_shape=True)(*bare)
     closed, out_shapes = with_axes_bound(traced_with, fn)
     refuse_references(closed, argument_paths(fn, args))
-    closed = late_calls_inlined(
-        with_calls(
-            references_discharged(closed),
-            (implementation, multiplication, multiplication_and_sum, products_behind_loop),
-        )
-    )
+    return references_discharged(closed), out_shapes
+
+
+@assume_cudnn()
+@collection_paused()
+def _trace(fn: Callable[..., Any], args: Sequence[Any], donate_argnums: Sequence[int], options: TraceOptions) -> Trace:
+    closed, out_shapes = _as_written(fn, args)
+    rewrites = implementation, multiplication, multiplication_and_sum, products_behind_loop
+    closed = late_calls_inlined(with_calls(closed, rewrites))
     if is_explicit(jax.sharding.get_abstract_mesh()):
         closed = without_layouts(closed)
     closed = operands_ordered(closed)

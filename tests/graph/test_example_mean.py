@@ -7,7 +7,7 @@ import optax
 import pytest
 from jax import lax
 
-from autoshard.graph.example_mean import why_no_mean
+from autoshard.graph.example_mean import why_no_means
 from autoshard.trace.trace import trace
 
 EXAMPLES, DIM, LAYERS = 12, 6, 3
@@ -97,7 +97,8 @@ OTHERS = {
 
 def verdict(loss, params=PARAMS, batch=BATCH):
     graph = trace(loss, (params, batch)).graph
-    return why_no_mean(graph, {a.value for a in graph.arguments if a.position == 1}, EXAMPLES)
+    (why,) = why_no_means(graph, {a.value for a in graph.arguments if a.position == 1}, EXAMPLES)
+    return why
 
 
 @pytest.mark.parametrize("name", MEANS)

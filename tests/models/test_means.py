@@ -8,7 +8,7 @@ from autoshard_models.zoo import objective_of
 from zoo_programs import PROGRAMS
 
 import autoshard
-from autoshard.plans.variant_space import why_no_mean_of
+from autoshard.plans.mean_loss import why_no_mean_of
 
 
 def test_means_are_those_whose_examples_neither_see_each_other_nor_weigh_differently():
@@ -37,7 +37,7 @@ def test_means_are_those_whose_examples_neither_see_each_other_nor_weigh_differe
         (lambda e: jnp.sum(jnp.mean(e, 1)) / 12, "a sum over the examples"),
         (lambda e: jax.ops.segment_sum(e, jnp.zeros(e.shape[0], int), 3).mean(), "a sum over the examples"),
         (lambda e: jnp.sum(e) + 0 * e.shape[0], "a sum over the examples"),
-        (lambda e: jnp.mean(e.reshape(12, 2)), "what it raises for 6 of the 12 examples: TypeError"),
+        (lambda e: jnp.mean(e.reshape(12, 2)), "what it raises for 6, not 12 examples: TypeError"),
     ],
 )
 def test_a_sum_over_examples_is_no_mean(loss, why):

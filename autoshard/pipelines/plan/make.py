@@ -31,10 +31,10 @@ from autoshard.pipelines.search.options import StageOptions
 from autoshard.pipelines.split.counters import added_to_mutable
 from autoshard.pipelines.split.forward import Forward
 from autoshard.plans.gaps import fits
+from autoshard.plans.mean_loss import why_no_mean_of
 from autoshard.plans.options import PlanOptions
 from autoshard.plans.program_plan import ProgramPlan
 from autoshard.plans.question import report
-from autoshard.plans.variant_space import why_no_mean_of
 from autoshard.trace.walk import size_bytes
 from autoshard.train_step import TrainStep
 
