@@ -37,6 +37,37 @@ class OwnTimes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class InLine:
+    """What kernels wait in line for, behind collectives that could hide, near some plan.
+
+    A link runs collectives whole, one after another. Of what kernels need at once, N collectives come upon it while one
+    that could hide is on its way. One of t seconds is so for a share t / T of a step of T seconds, and half of it is
+    left then on average (the residual life of renewal theory; Kleinrock, Queueing Systems, volume 1, 1975, 5.2). So
+    kernels wait for about
+
+        in_line = share N S / (2 T)     with S the sum of t^2 over what can hide,
+
+    a product of two sums that are linear in the choices. Near a plan with N' and S' it is linear itself:
+
+        in_line(x)  ~  share / (2 T) (S' N(x) + N' S(x) - N' S').
+
+    Attributes:
+      at_once_s: What one more collective that is needed at once adds, in seconds: share S' / (2 T).
+      per_square_s: What one second squared of what can hide adds, in 1 / seconds: share N' / (2 T).
+    """
+
+    at_once_s: float
+    per_square_s: float
+
+
+NOT_IN_LINE = InLine(0.0, 0.0)
+"""Nothing is counted."""
+
+_AT_ONCE_S = 1e-7
+"""What is waited for at once takes longer, if anything is: sums of times are rounded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Places:
     """The schedule of some plans: kernels between ends of windows, and windows, ascending by stop.
 
@@ -148,30 +179,52 @@ class StepTimes:
         within, inside = self._within(stretches)
         return within * times.hideable_s - self.share * inside * times.kernels_s
 
-    def priced(self, f: Formulation, weights: StretchWeights) -> Formulation:
+    def in_line(self, times: OwnTimes, step_s: float, share: float) -> InLine:
+        """What kernels wait in line for near a plan; `share` of it counts."""
+        at_once, squares = self._queueing(times)
+        return InLine(share * float(squares.sum()) / (2 * step_s), share * float(at_once.sum()) / (2 * step_s))
+
+    def in_line_s(self, times: OwnTimes, prices: InLine) -> np.ndarray:
+        """What each owner adds to that, but for what is the same for all plans; float64 [owners]."""
+        at_once, squares = self._queueing(times)
+        return prices.at_once_s * at_once + prices.per_square_s * squares
+
+    def _queueing(self, times: OwnTimes) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each owner has kernels wait at once, and the seconds squared of what it sends that can hide."""
+        return times.least_s - times.kernels_s > _AT_ONCE_S, times.hideable_s**2 / self._num_parts
+
+    @functools.cached_property
+    def _num_parts(self) -> np.ndarray:
+        """In how many equal parts each owner sends what can hide, at least one; int64 [owners]."""
+        return np.maximum(np.bincount(self._windows[0], minlength=self.tabulated.num_owners), 1)
+
+    def priced(self, f: Formulation, weights: StretchWeights, in_line: InLine = NOT_IN_LINE) -> Formulation:
         """What `repriced` gives, by the linearity of prices, in a fraction of the time.
 
         Args:
           f: The problem, or a branch of it. weights: Of stretches.
+          in_line: What waiting in line costs besides.
         """
         (nodes, edges), (all_nodes, all_edges) = self._unweighted, self._weighted
         of_kernels = weights.of_operations(self._place)
-        of_owners = self._shares(weights)
-        made: dict[tuple[int, int, int, float | None, float], np.ndarray] = {}
+        of_owners, is_free, num_parts = self._shares(weights), in_line == NOT_IN_LINE, self._num_parts.tolist()
+        made: dict[tuple[int, int, int, float | None, float, int], np.ndarray] = {}
 
         def costs(least_s: np.ndarray, all_s: np.ndarray, kernels_s: np.ndarray | None, owner: int) -> np.ndarray:
             share = of_owners.get(owner)
             weight = 0.0 if kernels_s is None else self.share * float(of_kernels[owner])
-            if share is None and not weight:
+            if share is None and not weight and is_free:
                 return least_s
-            key = id(least_s), id(all_s), id(kernels_s), share, weight
+            key = id(least_s), id(all_s), id(kernels_s), share, weight, num_parts[owner]
             if key not in made:
-                total_s = least_s
-                if kernels_s is not None:
-                    total_s = total_s - weight * kernels_s
+                own_s = np.zeros_like(least_s) if kernels_s is None else kernels_s
+                hideable_s = np.maximum(_more(all_s, least_s) + self.share * own_s, 0.0)
+                total_s = least_s - weight * own_s
                 if share is not None:
-                    hidden_s = 0.0 if kernels_s is None else self.share * kernels_s
-                    total_s = total_s + share * np.maximum(_more(all_s, least_s) + hidden_s, 0.0)
+                    total_s = total_s + share * hideable_s
+                if not is_free:
+                    at_once, squares = least_s - own_s > _AT_ONCE_S, hideable_s**2 / num_parts[owner]
+                    total_s = total_s + in_line.at_once_s * at_once + in_line.per_square_s * squares
                 made[key] = total_s
             return made[key]
 
@@ -180,7 +233,7 @@ class StepTimes:
             for i, (node, all_, kernels_s) in enumerate(zip(nodes, all_nodes, self._kernels_s, strict=True))
         ]
         moves = list(edges)
-        for owner in of_owners:
+        for owner in of_owners if is_free else range(len(nodes), len(nodes) + len(edges)):
             if (e := owner - len(nodes)) >= 0:
                 moves[e] = dataclasses.replace(edges[e], costs=costs(edges[e].costs, all_edges[e].costs, None, owner))
         problem = dataclasses.replace(f.problem, nodes=left_to_branch(own, f.branch), edges=tuple(moves))

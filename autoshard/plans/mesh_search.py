@@ -202,7 +202,10 @@ def search_mesh(
     own = Found(best, (candidate,), warnings, evaluation, weights, prices, fits, certificate.objective)
     if scheduled is None or not own.waits_longer:
         return own
-    others = scheduled.others(MOST_OTHERS, most_cost_s(certificate.objective))
+    aside = functools.partial(solve_one, tell=dataclasses.replace(tell, cutoff=math.inf))
+    once_more = _Series(limits.part(AGAIN_SHARE), aside)
+    most_s = most_cost_s(certificate.objective)
+    others = scheduled.others(MOST_OTHERS, most_s, found.chosen, evaluation.reserved_bytes, once_more)
     return best_scheduled(own, others, options.relative_gap)
 
 

@@ -146,7 +146,7 @@ def part_options(
     columns: Sequence[KnownPlan],
     each: Sequence[Callable[[KnownPlan], Sparse]],
     price: Callable[[KnownPlan], Sparse],
-    not_hidden: float = 0.0,
+    besides: Callable[[KnownPlan], Sparse] | None = None,
 ) -> PartOptions:
     """What the parts of some plans can do.
 
@@ -154,7 +154,7 @@ def part_options(
       times: Of the problem. columns: The plans.
       each: What the owners of a plan use at an instant, in shares of the budget.
       price: What they cost at the prices of a mixture, in seconds.
-      not_hidden: Which share of what can hide counts besides, as if it did not.
+      besides: What the owners of a plan cost beside the step, in seconds; None for nothing.
     """
     plans = np.stack([column.choices for column in columns])
     parts, slot = parts_and_slots(times.tabulated, plans)
@@ -175,7 +175,7 @@ def part_options(
     entries: list[tuple[np.ndarray, np.ndarray]] = [(slots[:0], least_s[:0])] * len(slots)
     for k, column in enumerate(columns):
         own = np.flatnonzero(followed == k)
-        counted_s = not_hidden * _of_slots(slot, column.sent_s, len(parts))
+        counted_s = 0.0 if besides is None else _of_slots(slot, besides(column), len(parts))
         least_s[own] = (_of_slots(slot, column.least_s, len(parts)) + counted_s)[slots[own]]
         price_s[own] = (_of_slots(slot, price(column), len(parts)) + counted_s)[slots[own]]
         for i, row in enumerate(each):

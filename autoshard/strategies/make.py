@@ -113,22 +113,20 @@ def try_baseline(strategy: Strategy, subject: Subject, **settings: Unpack[Settin
     """Plans one strategy, also where it exceeds the memory; see `Outcome`."""
     options = dataclasses.replace(settings.get("options") or PlanOptions(), least_memory_s=0.0)
     settings = {**settings, "options": options}
-    unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
-    try:
-        plan = plan_baseline(strategy, subject, **unlimited)
-    except AutoshardError as error:
-        return Outcome(strategy, None, False, str(error))
     limit = settings.get("memory_budget_bytes")
     if limit is None:
         limit = homogeneous_slice(subject.cluster).device_type.memory_bytes * (1 - options.memory_reserve)
-    if fits(plan.estimate, limit):
-        return Outcome(strategy, plan, True)
     try:
         plan = plan_baseline(strategy, subject, **settings)
+        reason = excess(plan.estimate, limit)
+        return Outcome(strategy, plan, not reason, reason)
     except AutoshardError as error:
-        return Outcome(strategy, plan, False, str(error))
-    reason = excess(plan.estimate, limit)
-    return Outcome(strategy, plan, not reason, reason)
+        reason = str(error)
+    unlimited: Settings = {**settings, "memory_budget_bytes": math.inf}
+    try:
+        return Outcome(strategy, plan_baseline(strategy, subject, **unlimited), False, reason)
+    except AutoshardError as error:
+        return Outcome(strategy, None, False, str(error))
 
 
 def plan_baseline(

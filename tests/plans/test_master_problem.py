@@ -304,3 +304,26 @@ def test_of_known_plans_one_is_made_that_sends_little(problem):
         assert supposed_s[found[0]] == pytest.approx(min(supposed_s.values()), rel=1e-9)
         num_made += found[0] not in known
     assert num_made
+
+
+def test_of_known_plans_one_is_made_of_which_kernels_wait_less_in_line(problem, monkeypatch):
+    """What takes least with that, at the prices near the plan that it begins with, as by trying all."""
+    monkeypatch.setattr(master_problem, "_ROUNDS_IN_LINE", 1)
+    rng, num_made = np.random.default_rng(7), 0
+    for n in range(8):
+        base, other, changed = plans_apart(problem, rng, 5)
+        made = list(all_made(problem, base, other, changed))
+        budget = (None, 1.001 * sorted(peak for *_, peak in made)[len(made) // 2])[n % 2]
+        times = StepTimes(problem)
+        master = MasterProblem(times, budget)
+        if not (master.add(base) and master.add(other)):
+            continue
+        prices = master.in_line(base)
+        in_line_s = lambda picks, prices=prices, times=times: times.in_line_s(times.of(np.array(picks)), prices).sum()
+        supposed_s = {p: step_s + in_line_s(p) for p, step_s, peak in made if budget is None or peak <= budget}
+        for found in master.less_in_line(base, math.inf):
+            assert supposed_s[found.choices] == pytest.approx(min(supposed_s.values()), rel=1e-9)
+            assert found.step_s == pytest.approx(master.step_s(found.choices))
+            assert master.less_in_line(base, found.step_s * (1 - 1e-6)) == ()
+            num_made += found.choices != tuple(other)
+    assert num_made
