@@ -22,6 +22,9 @@ _BEFORE_S = 1e-6
 """By how much less than until its kernel a collective is in flight: the scheduler has it begin right before the first
 kernel at whose begin it has been long enough in flight."""
 
+_FEEDS = 0.1
+"""Which share of the time of a collective a kernel takes at most that comes as early as the collective needs it."""
+
 _LEAST_S = 1e-9
 """The least that a profile tells: what it does not tell, XLA estimates by itself."""
 
@@ -53,6 +56,7 @@ class _Taken:
 
     def __init__(self, pricing: InstructionPricing, computation: Computation, known: Mapping[str, float]):
         self._pricing, self._computation, self._alone_s = pricing, computation, known
+        self._feeders = self._found_feeders()
         self._kernels_s: list[float] = []
         self._kernel_of: dict[str, int] = {}
         self._names: list[str] = []  # of collectives
@@ -84,7 +88,27 @@ class _Taken:
             return there
         self._kernel_of[instruction.name] = len(self._kernels_s)
         self._kernels_s.append(time_s)
-        return _Known(len(self._kernels_s))
+        return there if instruction.name in self._feeders else _Known(len(self._kernels_s))
+
+    def _found_feeders(self) -> set[str]:
+        """The short kernels that make what is sent, and nothing else, as those that round weights before they are
+        gathered: wherever they are, they come as early as the collective needs them."""
+        read_by: dict[str, list[Instruction]] = collections.defaultdict(list)
+        for instruction in self._computation.instructions.values():
+            for operand in instruction.operands:
+                read_by[operand].append(instruction)
+        sent_s: dict[str, float] = {}  # of what is only sent, the shortest collective
+        for instruction in reversed(tuple(self._computation.instructions.values())):
+            collective = collective_in(self._pricing.module, instruction, self._alone_s)
+            if collective is not None:
+                sent_s[instruction.name] = self._alone_s[collective]
+                continue
+            readers = read_by[instruction.name]
+            if readers and all(reader.name in sent_s for reader in readers):
+                least_s = min(sent_s[reader.name] for reader in readers)
+                if self._pricing.instruction_s(self._computation, instruction) <= _FEEDS * least_s:
+                    sent_s[instruction.name] = least_s
+        return set(sent_s)
 
     def in_flight_s(self) -> dict[str, float]:
         """What lies between the begin of each collective and what waits for it."""

@@ -65,6 +65,22 @@ def test_what_sends_the_result_of_another_has_it_in_time():
     assert found.begins == (0, 1, 1) and found.waited_s == 0
 
 
+def test_a_long_gather_is_not_ahead_of_what_is_needed_at_once():
+    """Before kernels 1, 2 and 3 results of 0.5 s are exchanged, which nothing hides. A gather of 4 s for kernel 6 has
+    room beside kernel 4, of 5 s: wherever else it is put, it is in the way of exchanges."""
+    exchanges = [Queued(k, k, 0.5) for k in (1, 2, 3)]
+    found = link_queue([1.0, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0], [*exchanges, Queued(0, 6, 4.0)])
+    assert found.begins == (1, 2, 3, 4) and found.waited_s == pytest.approx(1.5)
+
+
+def test_those_that_fit_but_one_place_are_given_it_first():
+    """Two gathers of 2 s: one is needed by kernel 2 and fits beside kernel 1, the other by kernel 4, and fits there and
+    beside kernel 3. Between these are exchanges."""
+    exchanges = [Queued(k, k, 0.1) for k in (1, 2, 3)]
+    found = link_queue([0.5, 2.0, 0.5, 2.0, 1.0], [*exchanges, Queued(0, 4, 2.0), Queued(0, 2, 2.0)])
+    assert found.begins == (1, 2, 3, 3, 1) and found.waited_s == pytest.approx(0.3)
+
+
 def test_kernels_wait_for_what_does_not_hide():
     found = link_queue([1.0], [Queued(0, 0, 0.5), Queued(1, 1, 2.0)])
     assert found.begins == (0, 1) and found.waited_s == 2.5
@@ -100,7 +116,7 @@ def test_chains_begin_in_their_order(seed):
 
 def test_queues_are_close_to_the_best_of_all_orders():
     """Over 200 random cases of up to three collectives, against every order and every begin: kernels wait no less than
-    in the best, and 10 % longer in all (a queue that looks no further ahead)."""
+    in the best, and 3 % longer in all."""
     rng = random.Random(7)
     ours_s = best_s = 0.0
     for _ in range(200):
@@ -116,4 +132,4 @@ def test_queues_are_close_to_the_best_of_all_orders():
             for begins in itertools.product(*(range(c.start, c.stop + 1) for c in collectives))
             for order in itertools.permutations(range(len(collectives)))
         )
-    assert best_s <= ours_s <= 1.1 * best_s
+    assert best_s <= ours_s <= 1.03 * best_s

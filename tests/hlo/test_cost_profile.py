@@ -154,3 +154,32 @@ def test_what_is_sent_on_is_in_flight_until_then_and_loops_are_queued_by_themsel
         "second": pytest.approx(product_s - 1e-6),
         "early": pytest.approx(product_s - 1e-6),
     }
+
+
+ROUNDED = f"""HloModule test, is_scheduled=true
+
+ENTRY %main (p: f32[1024,1024], w: f32[128,1024]) -> f32[1024,1024] {{
+  %p = f32[1024,1024]{{1,0}} parameter(0)
+  %w = f32[128,1024]{{1,0}} parameter(1)
+  %zero = f32[1024,1024]{{1,0}} dot(%p, %p), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  %rounded = bf16[128,1024]{{1,0}} convert(OF)
+  %gather = (bf16[128,1024]{{1,0}}, bf16[1024,1024]{{1,0}}) all-gather-start(%rounded), channel_id=1, {GROUPS}, \
+dimensions={{0}}, use_global_device_ids=true
+  %gathered = bf16[1024,1024]{{1,0}} all-gather-done(%gather)
+  ROOT %one = f32[1024,1024]{{1,0}} dot(%zero, %gathered), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+""".replace("\\\n", "")
+
+
+@pytest.mark.parametrize(("rounded", "is_early"), [("%w", True), ("%zero", False)])
+def test_what_only_makes_what_is_sent_comes_as_early_as_the_collective_needs_it(rounded, is_early):
+    """A weight is rounded right before it is gathered: both can come before the product. What that makes cannot. The
+    gather takes far longer than the rounding."""
+    link = dataclasses.replace(LINK, latency_s=1e-6, bandwidth_bytes_per_s=2e10)
+    (axis,) = MESH.axes
+    levels = (dataclasses.replace(axis.levels[0], link=link),)
+    mesh = dataclasses.replace(MESH, axes=(dataclasses.replace(axis, levels=levels),))
+    (in_flight_s,) = queued_in_flight_s(parse(ROUNDED.replace("OF", rounded)), mesh).values()
+    product_s, read_bytes = 1e-6 + 2 * 1024**3 / 1e12, 4 * 1024 * (128 if is_early else 1024)
+    rounding_s = 1e-6 + (read_bytes + 2 * 128 * 1024) / 1e12
+    assert in_flight_s == pytest.approx((product_s if is_early else 0.0) + rounding_s - 1e-6)
