@@ -4,20 +4,21 @@ A link runs its collectives one after another, whole, in the order in which they
 kernels: what is put on it before a long kernel is ahead of what that kernel makes. Unlike those of `exposure.py`,
 collectives are not interrupted, so that this is a schedule that a device can follow, but not always the best one: to
 find that is strongly NP-hard (Lenstra, Rinnooy Kan, Brucker, Complexity of machine scheduling problems, 1977, for one
-machine with release times and due dates). Of two schedules the better is taken:
+machine with release times and due dates). There are two ways:
 
-- Before each kernel, as many are put on the link as keep it busy beside that kernel; of those that are known, the one
-  that is needed first (list scheduling by earliest due date). A busy link is in the way of what kernels need at once,
-  as the exchanges of attention: these stand in line behind a long gather, although the kernels behind them would have
-  hidden it.
-- Those that fit but few places are given theirs first, the shortest window beside its time before others, and each the
-  last free time in its window that has room for it whole, between those that are needed at once: a link that stands
-  idle on purpose (inserted idle time; Kanet, Sridharan, Scheduling with inserted idle time, 2000). By it kernels of
-  GPT-3 with 24 layers on data=128, tensor=8 wait 0.13 s a step, by the other 0.49 (a script that is not kept).
+- Busy: before each kernel, as many are put on the link as keep it busy beside that kernel; of those that are known, the
+  one that is needed first (list scheduling by earliest due date). A busy link is in the way of what kernels need at
+  once, as the exchanges of attention: these stand in line behind a long gather, although the kernels behind them would
+  have hidden it.
+- Reserved: those that fit but few places are given theirs first, the shortest window beside its time before others, and
+  each the last free time in its window that has room for it whole, between those that are needed at once: a link that
+  stands idle on purpose (inserted idle time; Kanet, Sridharan, Scheduling with inserted idle time, 2000). By it kernels
+  of GPT-3 with 24 layers on data=128, tensor=8 wait 0.13 s a step, by the other 0.49 (a script that is not kept).
 """
 
 import bisect
 import dataclasses
+import enum
 import heapq
 import itertools
 import math
@@ -29,8 +30,8 @@ kernel makes. By such schedules kernels of a GPT on 64 H100 wait 6.6 ms with a q
 half (a script that is not kept)."""
 
 
-_LEAST_S, _ROUNDING = 1e-12, 1e-9
-"""Times that are shorter are none; and what is less than another by no more than this share is as much."""
+_LEAST_S = 1e-12
+"""Times that are shorter are none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,16 +64,26 @@ class LinkQueue:
     waited_s: float
 
 
-def link_queue(kernels_s: Sequence[float], collectives: Sequence[Queued]) -> LinkQueue:
+class Queueing(enum.Enum):
+    """How a link is scheduled."""
+
+    BUSY = enum.auto()
+    RESERVED = enum.auto()
+
+
+def link_queue(
+    kernels_s: Sequence[float], collectives: Sequence[Queued], queueing: Queueing = Queueing.BUSY
+) -> LinkQueue:
     """Schedules a link.
 
     Args:
       kernels_s: The time of each kernel, in the order in which they run, waiting apart.
       collectives: What is to be sent, those first whose results others send.
+      queueing: How.
     """
-    busy = _Link(kernels_s, collectives).scheduled()
-    reserved = _reserved(kernels_s, collectives)
-    return reserved if reserved.waited_s < busy.waited_s * (1 - _ROUNDING) else busy
+    if queueing is Queueing.BUSY:
+        return _Link(kernels_s, collectives).scheduled()
+    return _reserved(kernels_s, collectives)
 
 
 def _reserved(kernels_s: Sequence[float], collectives: Sequence[Queued]) -> LinkQueue:

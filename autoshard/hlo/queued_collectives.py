@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 
 from autoshard.cluster import LogicalMesh
-from autoshard.cost.link_queue import Queued, link_queue
+from autoshard.cost.link_queue import Queued, Queueing, link_queue
 from autoshard.hlo.compiled_schedule import collective_in, is_synchronous, start_of
 from autoshard.hlo.instruction_pricing import InstructionPricing, collectives_s
 from autoshard.hlo.module import Computation, HloModule, Instruction
@@ -29,17 +29,18 @@ _LEAST_S = 1e-9
 """The least that a profile tells: what it does not tell, XLA estimates by itself."""
 
 
-def queued_in_flight_s(module: HloModule, mesh: LogicalMesh) -> dict[str, float]:
+def queued_in_flight_s(module: HloModule, mesh: LogicalMesh, queueing: Queueing = Queueing.BUSY) -> dict[str, float]:
     """How long each collective of a program should be in flight, by name.
 
     Args:
       module: The compiled program of one device, its instructions in the order in which they run.
       mesh: The logical mesh that it was compiled for, whose links and devices price it.
+      queueing: How the link is scheduled.
     """
     alone_s = collectives_s(module, mesh)
     pricing, found = InstructionPricing(module, mesh, alone_s), dict(alone_s)
     for computation in module.scheduled():
-        found.update(_Taken(pricing, computation, alone_s).in_flight_s())
+        found.update(_Taken(pricing, computation, alone_s).in_flight_s(queueing))
     return found
 
 
@@ -110,7 +111,7 @@ class _Taken:
                     sent_s[instruction.name] = least_s
         return set(sent_s)
 
-    def in_flight_s(self) -> dict[str, float]:
+    def in_flight_s(self, queueing: Queueing) -> dict[str, float]:
         """What lies between the begin of each collective and what waits for it."""
         if not self._names:
             return {}
@@ -121,6 +122,7 @@ class _Taken:
                 Queued(min(known.kernel, stop), stop, time_s, tuple(sorted(known.collectives)))
                 for known, stop, time_s in zip(self._starts, stops, times_s, strict=True)
             ],
+            queueing,
         )
         until = list(stops)
         for number, known in enumerate(self._starts):

@@ -142,7 +142,7 @@ def test_candidates_are_compiled_and_replayed_without_a_gpu(plan, monkeypatch, t
         assert one.figures.step_s == replayed.step_s and one.figures.reserved_bytes == one.memory.total_bytes > 0
     assert own.figures.exposed_s < least.figures.exposed_s and own.figures.step_s < least.figures.step_s
     profiles = set(tmp_path.glob("*.pbtxt"))
-    rounds = sum(c.is_queued for c in figures)  # what is queued anew has another profile, if it is scheduled otherwise
+    rounds = 3 * sum(c.is_queued for c in figures)  # two ways, each once more where it helps
     assert 0 <= len(profiles) - (len(found) - 1) <= rounds
     assert all(p.read_text().startswith("costs { name: ") for p in profiles)
     run.candidates()
