@@ -218,10 +218,12 @@ class StepTimes:
             key = id(least_s), id(all_s), id(kernels_s), share, weight, num_parts[owner]
             if key not in made:
                 own_s = np.zeros_like(least_s) if kernels_s is None else kernels_s
-                hideable_s = np.maximum(_more(all_s, least_s) + self.share * own_s, 0.0)
                 total_s = least_s - weight * own_s
-                if share is not None:
-                    total_s = total_s + share * hideable_s
+                if share is None and is_free:
+                    made[key] = total_s
+                    return total_s
+                hideable_s = np.maximum(_more(all_s, least_s) + self.share * own_s, 0.0)
+                total_s = total_s + (share or 0.0) * hideable_s
                 if not is_free:
                     at_once, squares = least_s - own_s > _AT_ONCE_S, hideable_s**2 / num_parts[owner]
                     total_s = total_s + in_line.at_once_s * at_once + in_line.per_square_s * squares
