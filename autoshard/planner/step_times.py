@@ -59,6 +59,11 @@ class InLine:
     at_once_s: float
     per_square_s: float
 
+    def of(self, waited_s: np.ndarray, hideable_s: np.ndarray, num_parts: np.ndarray | int) -> np.ndarray:
+        """What is added by owners, or choices, of which kernels wait so long at once, and so much can hide, in so many
+        parts."""
+        return self.at_once_s * (waited_s > _AT_ONCE_S) + self.per_square_s * hideable_s**2 / num_parts
+
 
 NOT_IN_LINE = InLine(0.0, 0.0)
 """Nothing is counted."""
@@ -181,17 +186,12 @@ class StepTimes:
 
     def in_line(self, times: OwnTimes, step_s: float, share: float) -> InLine:
         """What kernels wait in line for near a plan; `share` of it counts."""
-        at_once, squares = self._queueing(times)
-        return InLine(share * float(squares.sum()) / (2 * step_s), share * float(at_once.sum()) / (2 * step_s))
+        num_at_once, squares_s2 = (self.in_line_s(times, of).sum() for of in (InLine(1.0, 0.0), InLine(0.0, 1.0)))
+        return InLine(share * float(squares_s2) / (2 * step_s), share * float(num_at_once) / (2 * step_s))
 
     def in_line_s(self, times: OwnTimes, prices: InLine) -> np.ndarray:
         """What each owner adds to that, but for what is the same for all plans; float64 [owners]."""
-        at_once, squares = self._queueing(times)
-        return prices.at_once_s * at_once + prices.per_square_s * squares
-
-    def _queueing(self, times: OwnTimes) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each owner has kernels wait at once, and the seconds squared of what it sends that can hide."""
-        return times.least_s - times.kernels_s > _AT_ONCE_S, times.hideable_s**2 / self._num_parts
+        return prices.of(times.least_s - times.kernels_s, times.hideable_s, self._num_parts)
 
     @functools.cached_property
     def _num_parts(self) -> np.ndarray:
@@ -219,14 +219,11 @@ class StepTimes:
             if key not in made:
                 own_s = np.zeros_like(least_s) if kernels_s is None else kernels_s
                 total_s = least_s - weight * own_s
-                if share is None and is_free:
-                    made[key] = total_s
-                    return total_s
-                hideable_s = np.maximum(_more(all_s, least_s) + self.share * own_s, 0.0)
-                total_s = total_s + (share or 0.0) * hideable_s
-                if not is_free:
-                    at_once, squares = least_s - own_s > _AT_ONCE_S, hideable_s**2 / num_parts[owner]
-                    total_s = total_s + in_line.at_once_s * at_once + in_line.per_square_s * squares
+                if share is not None or not is_free:
+                    hideable_s = np.maximum(_more(all_s, least_s) + self.share * own_s, 0.0)
+                    total_s = total_s + (share or 0.0) * hideable_s
+                    if not is_free:
+                        total_s = total_s + in_line.of(least_s - own_s, hideable_s, num_parts[owner])
                 made[key] = total_s
             return made[key]
 

@@ -213,7 +213,7 @@ class ProgramPlan:
 
         Nothing else for a plan for the least memory; on one device, which sends nothing, what no order hinders; after
         a compile check, the way that was the fastest in the orders that bound its memory, and those in other orders.
-        What queues collectives comes last: it is made of the fastest before.
+        What queues collectives comes last: it is made of those before.
         """
         if self.schedule is Schedule.LEAST_MEMORY:
             return ()
