@@ -247,7 +247,7 @@ def judged(
     if losses.final_difference > 1e-5:
         found.append(f"the final loss differs by {losses.final_difference:.1e} from that of the undisturbed run")
     if orphans:
-        found.append(f"{len(orphans)} orphans")
+        found.append(f"{len(orphans)} orphans: {'; '.join(orphans)}")
     return RunReport(
         *which,
         steps=bench.steps,

@@ -22,6 +22,7 @@ FLOORS = (
         "module_params",
         "pictures",
         "printing",
+        "run_processes",
         "side_by_side",
         "suggestions",
         "watchdog",

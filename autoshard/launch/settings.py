@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from autoshard.launch.engines.protocol import Command
+from autoshard.run_processes import RUN_VARIABLE
 
 REJOIN_AFTER_S = 30.0
 """How long a slot whose worker was lost is left alone where nothing else is asked for: a choice."""
@@ -56,7 +57,7 @@ class LaunchSettings:
     @property
     def run_variable(self) -> tuple[str, str]:
         """The environment variable by which processes of this run are known, and its value."""
-        return "AUTOSHARD_RUN_DIR", str(self.run_dir)
+        return RUN_VARIABLE, str(self.run_dir)
 
     @property
     def command(self) -> Command:

@@ -29,6 +29,7 @@ import numpy as np
 from numba import boolean, float64, int64
 
 from autoshard.garbage import collection_paused
+from autoshard.run_processes import environment_of_no_run
 from autoshard.solver.bound.core import peel, unpeel
 from autoshard.solver.bound.label_slack import label_slack
 from autoshard.solver.bound.messages import factor_minima, node_costs, price_tables, price_unary, sweep
@@ -232,7 +233,10 @@ def load_kernels(stages: Sequence[Stage]) -> None:
 
 
 def _start(number: int, locks: list[int]) -> None:
-    """Starts a child that compiles a share, if that is possible here. It inherits the locks, and so keeps them."""
+    """Starts a child that compiles a share, if that is possible here. It inherits the locks, and so keeps them.
+
+    It is no process of the supervised run that this one may belong to: what it compiles serves the next run as well.
+    """
     program = f"from autoshard.solver.warm_up import compile_share; compile_share({number}, {locks})"
     with contextlib.suppress(OSError):
         child = subprocess.Popen(
@@ -240,7 +244,7 @@ def _start(number: int, locks: list[int]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env={**environment_of_no_run(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             pass_fds=locks,
             start_new_session=True,
         )

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from autoshard.launch.events import Event, EventReader, GenerationStarted, WorkerEntry
-
-RUN_VARIABLE = "AUTOSHARD_RUN_DIR"
-"""Environment variable that the supervisor gives to every process of a run."""
+from autoshard.run_processes import RUN_VARIABLE
 
 POLL_S = 0.005
 """Between two looks at the log: a phase of a small run may last for some hundredths of a second."""

@@ -18,6 +18,7 @@ from autoshard.launch.launching import launch_run
 from autoshard.launch.requests import ScaleRequest, write_scale_request
 from autoshard.launch.settings import Budgets, LaunchSettings
 from autoshard.launch.supervisor import Ending
+from autoshard.run_processes import RUN_VARIABLE
 
 WORKER = pathlib.Path(__file__).with_name("counting_worker.py")
 LIMIT_S = 60.0
@@ -88,7 +89,7 @@ def processes_of(run_dir):
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("AUTOSHARD_RUN_DIR") == str(run_dir):
+            if process.environ().get(RUN_VARIABLE) == str(run_dir):
                 found.append(process.pid)
         except psutil.Error:
             continue

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from generate import grid
 from numba.core import event
 
+from autoshard.run_processes import RUN_VARIABLE
 from autoshard.solver import SolverOptions, budget, solve, warm_up
 from autoshard.solver.budget import Budget, compile_time
 from autoshard.solver.factor_graph import FactorGraph, factor_graph_of
@@ -169,6 +171,23 @@ def test_a_child_is_started_for_what_is_not_on_disk_and_nobody_compiles(stage, m
     stage.kernels[0].function.signatures.clear()
     warm_up.start_compilation()
     assert started == [0]
+
+
+def test_a_child_is_no_process_of_the_run_that_started_it(tmp_path, monkeypatch):
+    """It may go on when the run ends, and whoever looks for what a run left must not take it for that."""
+    told, python = tmp_path / "told", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nenv > {told}.new; mv {told}.new {told}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("KEPT", "yes")
+    warm_up._start(0, [])
+    until = time.monotonic() + 60.0
+    while not told.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    names = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
+    assert RUN_VARIABLE not in names and names["KEPT"] == "yes"
 
 
 def test_without_a_folder_to_write_to_a_process_compiles_for_itself(tmp_path, monkeypatch):
