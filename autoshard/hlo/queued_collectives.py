@@ -14,13 +14,14 @@ from collections.abc import Mapping
 
 from autoshard.cluster import LogicalMesh
 from autoshard.cost.link_queue import Queued, Queueing, link_queue
-from autoshard.hlo.compiled_schedule import collective_in, is_synchronous, start_of
+from autoshard.hlo.compiled_schedule import collective_in, start_of
 from autoshard.hlo.instruction_pricing import InstructionPricing, collectives_s
 from autoshard.hlo.module import Computation, HloModule, Instruction
 
-_BEFORE_S = 1e-6
-"""By how much less than until its kernel a collective is in flight: the scheduler has it begin right before the first
-kernel at whose begin it has been long enough in flight."""
+_EARLIER = 0.5
+"""Which share of the kernel that it is to begin before a collective need not have been in flight. The scheduler, which
+comes from the end, has it begin before the first kernel at whose begin it has been long enough in flight: so it is that
+one, even where small kernels have changed places meanwhile."""
 
 _FEEDS = 0.1
 """Which share of the time of a collective a kernel takes at most that comes as early as the collective needs it."""
@@ -74,7 +75,7 @@ class _Taken:
     def _take(self, instruction: Instruction, there: _Known) -> _Known:
         """Adds an instruction whose operands are `there`; when its result is."""
         collective = collective_in(self._pricing.module, instruction, self._alone_s)
-        if collective is not None and not _waits_at_once(instruction):
+        if collective is not None and instruction.opcode.endswith("-start"):  # even if kernels wait for it at once now
             self._number_of[instruction.name] = len(self._names)
             self._names.append(collective)
             self._starts.append(there)
@@ -128,9 +129,9 @@ class _Taken:
         for number, known in enumerate(self._starts):
             for earlier in known.collectives:
                 until[earlier] = min(until[earlier], queue.begins[number])
-        before_s = [0.0, *itertools.accumulate(self._kernels_s)]
+        before_s, kernels_s = [0.0, *itertools.accumulate(self._kernels_s)], [*self._kernels_s, 0.0]
         return {
-            name: max(before_s[stop] - before_s[begin] - _BEFORE_S, _LEAST_S)
+            name: max(before_s[stop] - before_s[begin] - _EARLIER * kernels_s[begin], _LEAST_S)
             for name, begin, stop in zip(self._names, queue.begins, until, strict=True)
         }
 
@@ -151,7 +152,3 @@ class _Taken:
                 first[operand] = min(first[operand], reads)
         return stops
 
-
-def _waits_at_once(instruction: Instruction) -> bool:
-    """Whether kernels wait for a collective as soon as it begins."""
-    return not instruction.opcode.endswith("-start") or is_synchronous(instruction)
