@@ -151,4 +151,3 @@ class _Taken:
             for operand in instruction.operands:
                 first[operand] = min(first[operand], reads)
         return stops
-
