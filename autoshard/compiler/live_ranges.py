@@ -17,7 +17,7 @@ from autoshard.compiler.dimension_orders import copies_in_other_orders
 from autoshard.compiler.fusion import fuse
 from autoshard.compiler.list_scheduler import freeing_first
 from autoshard.compiler.live_range import LiveRange
-from autoshard.compiler.memory_orders import Order
+from autoshard.compiler.memory_orders import Order, turned_stacks
 from autoshard.compiler.multi_output_fusion import delayed_products, made_together
 from autoshard.compiler.put_off import put_off
 from autoshard.graph.graph import OperationKind
@@ -43,6 +43,7 @@ class LiveRanges:
       late_fills: The operations whose first operand execution fills when the others are there, and whether it does so
         only if the sum is partial (`constant_fills.py`).
       late_stacks: The stacks of scans that execution fills when the scan begins.
+      turned_stacks: The stacks of scans that execution keeps as they are written (`memory_orders.py`).
       parts: The parts of split values that execution stores (`split_parts.py`).
       delayed: The products that run later than where the program does them, and when (`multi_output_fusion.py`).
       together: The values that one kernel makes with others, and at which operation (`multi_output_fusion.py`).
@@ -65,6 +66,7 @@ class LiveRanges:
     hiding_apart_stop: Mapping[int, int]
     late_fills: Mapping[int, bool]
     late_stacks: frozenset[int]
+    turned_stacks: frozenset[int]
     parts: frozenset[int]
     delayed: Mapping[int, int]
     together: Mapping[int, int]
@@ -188,6 +190,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         hiding_apart_stop=hiding.apart_stop,
         late_fills=late,
         late_stacks=stacks,
+        turned_stacks=turned_stacks(chains, fusion.orders),
         parts=fusion.parts,
         delayed=delayed,
         together=together,

@@ -14,8 +14,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from autoshard.compiler.def_use import DefUse
+from autoshard.compiler.live_range import LARGE_BYTES
 from autoshard.compiler.row_maximum import row_maximum
-from autoshard.graph.graph import Operation
+from autoshard.graph.graph import Operation, OperationKind
 
 Order = tuple[int, ...]
 """The dimensions of a value, the outermost in memory first."""
@@ -67,6 +68,27 @@ def turned_values(
         if value is not None and fused[value]:
             found[value] = orders[meeting.stays]
     return found
+
+
+def turned_stacks(chains: DefUse, orders: Sequence[Order | None]) -> frozenset[int]:
+    """The operations that stack what lies in another order than it is written in, for another scan to slice: large
+    ones.
+
+    What a scan slices lies as it is written (`_meeting`). XLA would turn all that was stacked around between the two
+    scans, and have it twice then; execution has each iteration store its own as it is written.
+
+    Args:
+      chains: The program. orders: How all values lie.
+    """
+    values, found = chains.graph.values, set[int]()
+    for operation in chains.graph.operations:
+        if operation.kind is OperationKind.SCAN_STACK and operation.operands[0] is not None:
+            lies, whole = orders[operation.operands[0]], operation.result()
+            is_sliced = any(c.kind is OperationKind.SCAN_SLICE for c, _ in chains.consumers[whole])
+            is_turned = lies is not None and lies != _as_written(chains, operation.operands[0])
+            if is_turned and is_sliced and values[whole].size_bytes >= LARGE_BYTES:
+                found.add(operation.index)
+    return frozenset(found)
 
 
 def _as_written(chains: DefUse, value: int) -> Order:

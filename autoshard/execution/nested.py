@@ -107,7 +107,8 @@ class Nested:
         body = {**known_layouts(operands[:n_consts]), **dict(plan.body)}
         results = {k: body[n_consts + k] for k in range(n_carry) if n_consts + k in body}
         kept = [slot for slot in plan.row_major if slot < n_consts and slot in body]
-        return {"jaxpr": self._rewritten(equation.params["jaxpr"], number, body, results, kept)[0]}
+        stacks = plan.row_major_stacks
+        return {"jaxpr": self._rewritten(equation.params["jaxpr"], number, body, results, kept, stacks)[0]}
 
     def _while(
         self, equation: jex.JaxprEqn, operands: Sequence[Placed], plan: EquationPlan, numbers: Sequence[int]
@@ -129,9 +130,10 @@ class Nested:
         inputs: Mapping[int, SpecEntries],
         results: Mapping[int, SpecEntries] | None = None,
         row_major: Collection[int] = (),
+        results_row_major: Collection[int] = (),
     ) -> tuple[jex.ClosedJaxpr, list[SpecEntries | None]]:
         """`nested` rewritten under the plan, with layouts for its inputs and results, and those that its results are
-        known to have inside; the inputs `row_major` are kept so."""
+        known to have inside; the inputs `row_major`, and the results `results_row_major`, are kept so."""
         inner = open_jaxpr(nested)
         consts = nested.consts if isinstance(nested, jex.ClosedJaxpr) else ()
         ends: list[SpecEntries | None] = []
@@ -142,6 +144,9 @@ class Nested:
                 args[i] = args[i]._replace(value=self.placement.row_major(args[i].value, inputs[i]))
             outs = self.run(inner, [*(Placed(c, None) for c in consts), *args], number)
             ends[:] = [o.entries for o in outs]
+            for i in results_row_major:
+                if (lies := outs[i].entries) is not None:
+                    outs[i] = outs[i]._replace(value=self.placement.row_major(outs[i].value, lies))
             return [self.placement.constrain(o.value, (results or {}).get(i)) for i, o in enumerate(outs)]
 
         avals = [

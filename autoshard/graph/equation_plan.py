@@ -115,6 +115,7 @@ class EquationPlan:
       materialized: Result slots that are stored, all of them, before anything reads one.
       row_major: Operand slots that are kept row by row in memory.
       row_major_copies: Operand slots whose copies, where they are gathered for the equation, are stored row by row.
+      row_major_stacks: Of a scan, the result slots whose rows are stored row by row before they are stacked.
       late_stacks: Of a scan, the result slots that it stacks in buffers which are filled when its operands are there.
       narrows_first: Whether it converts its operand to a smaller type where that lies, and the result is moved.
       is_transposed_at_once: Whether the result has no layout of its own, but gets that of the transposition behind it.
@@ -150,6 +151,7 @@ class EquationPlan:
     materialized: tuple[int, ...] = ()
     row_major: tuple[int, ...] = ()
     row_major_copies: tuple[int, ...] = ()
+    row_major_stacks: tuple[int, ...] = ()
     late_stacks: tuple[int, ...] = ()
     narrows_first: bool = False
     is_transposed_at_once: bool = False
@@ -214,6 +216,7 @@ class EquationPlan:
             or self.materialized
             or self.row_major
             or self.row_major_copies
+            or self.row_major_stacks
             or self.is_transposed_at_once
             or self.sums_first
             or self.exchanges_parts

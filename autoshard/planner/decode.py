@@ -113,6 +113,7 @@ class _Slots:
         self.body: dict[int, dict[int, SpecEntries]] = collections.defaultdict(dict)
         self.delayed: dict[int, set[int]] = collections.defaultdict(set)
         self.late_stacks: dict[int, set[int]] = collections.defaultdict(set)
+        self.row_major_stacks: dict[int, set[int]] = collections.defaultdict(set)
         self.materialized: dict[int, tuple[int, ...]] = {}
         self.scatters: dict[int, tuple[tuple[str, int], ...]] = {}
         self.exchange: dict[int, IndexExchange] = {}
@@ -129,15 +130,17 @@ class _Slots:
             scatters = self.scatters.get(n, ())
             exchange, pieces, narrows = self.exchange.get(n), self.pieces.get(n), n in self.narrowing
             stacks = tuple(sorted(self.late_stacks[n])) if n in self.late_stacks else ()
+            by_rows = tuple(sorted(self.row_major_stacks[n])) if n in self.row_major_stacks else ()
             fields = listed(self.operands, n), listed(self.results, n), listed(self.body, n), delayed, scatters
             stored = self.materialized.get(n, ())
-            key = *fields, exchange, pieces, narrows, stacks, stored
+            key = *fields, exchange, pieces, narrows, stacks, by_rows, stored
             if key not in shared:
                 shared[key] = EquationPlan(
                     *fields,
                     exchange=exchange,
                     pieces=pieces,
                     narrows_first=narrows,
+                    row_major_stacks=by_rows,
                     late_stacks=stacks,
                     materialized=stored,
                 )
@@ -296,8 +299,11 @@ def _loop_shardings(operation: Operation, reader: SolutionReader, slots: _Slots)
             value, table = operation.results[0], slots.results
     if value is not None and reader.graph.values[value].shape:
         table[operation.equation][operation.slot] = reader.entries(value, reader.layout[value])
-    if operation.index in reader.f.program.analysis.live.late_stacks:
+    live = reader.f.program.analysis.live
+    if operation.index in live.late_stacks:
         slots.late_stacks[operation.equation].add(operation.slot)
+    if operation.index in live.turned_stacks and reader.f.compiler.ordering.turns_rows:
+        slots.row_major_stacks[operation.equation].add(operation.slot)
 
 
 @dataclasses.dataclass(frozen=True)
