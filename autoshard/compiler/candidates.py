@@ -2,7 +2,7 @@
 
 import enum
 
-from autoshard.compiler.options import JOINED_GATHERS, JOINED_REDUCTIONS, compiler_options
+from autoshard.compiler.options import JOINED_GATHERS, JOINED_REDUCTIONS, NEXT_ITERATION, compiler_options
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.versions import jax_version
 
@@ -151,6 +151,8 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
     options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
+    if not candidate.ordered_as.is_bounded:
+        options.pop(NEXT_ITERATION, None)
     if candidate.is_two_at_once:
         options[_OVERLAP_LIMIT] = 2
     if candidate.is_queued:

@@ -7,6 +7,7 @@ they were not ordered (`ordering.py`).
 """
 
 from autoshard.compiler.schedule import Schedule
+from autoshard.compiler.versions import jax_version
 
 GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
 """What JAX calls a GPU."""
@@ -63,6 +64,14 @@ scattered over some axes and then summed over others, takes 53.2 ms so, 53.7 to 
 30; a GPT with cuDNN's attention, in the orders that bound its memory, 50.9 ms with 1 MiB and 54.3 with 30."""
 
 
+NEXT_ITERATION = "xla_gpu_enable_pipelined_reduce_scatter"
+"""Has XLA:GPU reduce in a loop what the iteration before made and stacks, which it does by default (jax 0.10.2). What
+each device has made of the gradients of one layer of a scan would be there while the gradients of the next are made,
+beside those: of a scanned GPT of 8 layers on 16 H100 134 MB of 3.9 GB. Ways that take memory to spare do so: in its
+fastest one that GPT replays to 65.9 ms so, and to 68.1 without. Since jax 0.11.1 the option has another name and other
+values, which were not tried."""
+
+
 def compiler_options(platform: str, schedule: Schedule) -> dict[str, bool | int | float] | None:
     """Compiler options by which devices of a `platform` get a schedule, as `jax.jit` takes them; None for none."""
     hides = schedule is Schedule.LATENCY_HIDING
@@ -71,6 +80,8 @@ def compiler_options(platform: str, schedule: Schedule) -> dict[str, bool | int 
     if platform not in GPU_PLATFORMS:
         return None
     options: dict[str, bool | int | float] = {_SCHEDULER: hides, _ESTIMATOR: hides, _MEMORY_LIMIT: _TEN_TIMES}
+    if jax_version() < (0, 11, 1):
+        options[NEXT_ITERATION] = False
     if hides:
         options |= {
             _JOINED_SCATTERS: MOST_SCATTERED_BYTES,

@@ -66,6 +66,9 @@ def test_what_the_compiler_is_told():
     of = lambda candidate: candidate_options("cuda", candidate)
     least, by_xla = of(Candidate.LEAST_MEMORY), of(Candidate.XLA_COSTS)
     assert least.pop("xla_gpu_memory_limit_slop_factor") == by_xla["xla_gpu_memory_limit_slop_factor"] == 1000
+    scattered_next = "xla_gpu_enable_pipelined_reduce_scatter"
+    at_once_in_loops = {} if jax.__version_info__ >= (0, 11, 1) else {scattered_next: False}
+    assert all(least.pop(option) == by_xla[option] for option in at_once_in_loops)
     assert len(least) == 2 and not any(least.values()) and all(by_xla[option] for option in least)
     assert of(Candidate.PLAN_COSTS) == by_xla and Candidate.PLAN_COSTS.by_plan_costs
     at_once = [c for c in Candidate if c.ordered_as is not c and not c.is_queued]
@@ -76,20 +79,23 @@ def test_what_the_compiler_is_told():
     assert all(c.by_plan_costs for c in queued) and not any(c.is_bounded for c in (*at_once, *queued))
     assert {c.queueing for c in at_once} == {1.5} and all(c.by_plan_costs for c in at_once)
     assert {c.queueing for c in Candidate if not c.is_two_at_once} == {1.0}
-    assert of(Candidate.PLAN_COSTS_AT_ONCE) == of(Candidate.GATHERED_AT_ONCE) == of(Candidate.TWO_AT_ONCE)
+    assert of(Candidate.PLAN_COSTS_AT_ONCE) == of(Candidate.TWO_AT_ONCE)
+    assert {**of(Candidate.GATHERED_AT_ONCE), **at_once_in_loops} == of(Candidate.TWO_AT_ONCE)
+    with_room = {c for c in Candidate if c.keeps_gathers or c.ordered_as is Candidate.BY_TIME}
+    assert {c for c in Candidate if scattered_next not in of(c)} == (with_room if at_once_in_loops else {*Candidate})
     in_flight = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
     assert of(Candidate.TWO_AT_ONCE) == {**by_xla, **in_flight}
     unordered = of(Candidate.UNORDERED)
     assert of(Candidate.UNORDERED_AT_ONCE) == {**unordered, **in_flight}
-    assert (
-        of(Candidate.PLAN_COSTS_QUEUED) == of(Candidate.GATHERED_QUEUED) == {**by_xla, **dict.fromkeys(in_flight, 16)}
-    )
+    assert of(Candidate.PLAN_COSTS_QUEUED) == {**by_xla, **dict.fromkeys(in_flight, 16)}
+    assert {**of(Candidate.GATHERED_QUEUED), **at_once_in_loops} == of(Candidate.PLAN_COSTS_QUEUED)
     joined = {
         "xla_gpu_all_reduce_combine_threshold_bytes": 2**22,
         "xla_gpu_all_gather_combine_threshold_bytes": 2**20,
     }
     assert all(option not in unordered for option in joined)
-    assert {**unordered, **joined} == {**by_xla, "xla_gpu_dot_merger_threshold_mb": -1} != unordered
+    merging = {"xla_gpu_dot_merger_threshold_mb": -1}
+    assert {**unordered, **joined, **at_once_in_loops} == {**by_xla, **merging} != unordered
     pipelined = of(Candidate.PIPELINED_LOOPS)
     assert pipelined == {**by_xla, **pipelined_collectives(), "xla_gpu_enable_while_loop_double_buffering": True}
     gathers, on = (
