@@ -8,7 +8,7 @@ stored; the successor of a donated argument takes over its buffer.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 
 from autoshard.compiler.aliasing import aliases, scattered_into, sums_in_place
 from autoshard.compiler.constant_fills import constant_fills, late_fills, late_stacks
@@ -85,12 +85,17 @@ class _Alive:
 
 
 def _last_needs(
-    chains: DefUse, fused: Sequence[int], together: Mapping[int, int], late: Mapping[int, int]
+    chains: DefUse,
+    fused: Sequence[int],
+    sources: Container[int],
+    together: Mapping[int, int],
+    late: Mapping[int, int],
 ) -> list[int]:
     """For each value, one past the last operation that needs it, directly or to compute a fused value again.
 
     Args:
       chains: The graph. fused: For each value, whether its readers compute it.
+      sources: What kernels make element by element. Of that, what a loop stacks is written there when it is made.
       together: What is made with another value and not where the program does it, and where (`multi_output_fusion.py`).
       late: The operations that run later than where the program has them, and when (`put_off.py`).
     """
@@ -101,6 +106,8 @@ def _last_needs(
         is_made = not fused[value] or not chains.consumers[value]
         last, scope = chains.defined_at(value) + 1 if is_made else 0, chains.scope(value)
         for operation, slot in chains.consumers[value]:
+            if operation.kind is OperationKind.SCAN_STACK and value in sources and not fused[value]:
+                continue
             inside = chains.loop_nest[operation.index]
             when = late.get(operation.index, operation.index) + 1
             if operation.kind is not OperationKind.LOOP_CARRY:
@@ -147,7 +154,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     unstored = lambda v: fusion.fused[v] or v in root or v in free
 
     def alive(again: Mapping[int, int]) -> _Alive:
-        until = _last_needs(chains, fusion.fused, together, again)
+        until = _last_needs(chains, fusion.fused, fusion.sources, together, again)
         for value, at in together.items():
             for v in (value, *fusion.sources[value]):
                 until[v] = max(until[v], at + 1)
@@ -158,10 +165,11 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         reordered = freeing_first(chains, stops, root, weights, gradients)
         stops.update(reordered.stops)
         moved = {r: at for o, at in again.items() for r in graph.operations[o].results if r is not None}
-        moved |= {**together, **fills, **reordered.made}
+        moved |= {**_slices_made(chains, fusion.fused), **together, **fills, **reordered.made}
         apart = stops
         if fusion.added:
-            apart = _stops(chains, _last_needs(chains, _not_in(fusion.fused, fusion.added), together, again), root)
+            fused = _not_in(fusion.fused, fusion.added)
+            apart = _stops(chains, _last_needs(chains, fused, fusion.sources, together, again), root)
         made = list(_made_ranges(chains, unstored, stops, moved))
         orders = copies_in_other_orders(chains, {life.value for life in made}, fusion.sources, moved)
         ranges = (
@@ -198,6 +206,32 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         turned=fusion.turned,
         orders=fusion.orders,
     )
+
+
+def _slices_made(chains: DefUse, fused: Sequence[int]) -> dict[int, int]:
+    """For what a scan slices, when it is taken: right before the first operation that needs it, or a value that is
+    computed of it."""
+    graph, needed = chains.graph, dict[int, int]()
+
+    def first(value: int) -> int:
+        scope, found = chains.scope(value), len(graph.operations)
+        for operation, _ in chains.consumers[value]:
+            inner = chains.loop_nest[operation.index][len(scope) :]
+            computed = [r for r in operation.results if r is not None and fused[r] and r in needed]
+            if inner:
+                found = min(found, graph.loops[inner[0]].start)
+            elif computed and len(computed) == len(operation.results):
+                found = min([found, *(needed[r] for r in computed)])
+            else:
+                found = min(found, operation.index)
+        return found
+
+    for operation in reversed(graph.operations):
+        for r in operation.results:
+            if r is not None and (fused[r] or operation.kind is OperationKind.SCAN_SLICE):
+                needed[r] = first(r)
+    slices = [r for o in graph.operations if o.kind is OperationKind.SCAN_SLICE for r in o.results if r is not None]
+    return {r: needed[r] for r in slices if needed[r] < len(graph.operations)}
 
 
 def _changed(chains: DefUse, scattered: Mapping[int, int]) -> frozenset[int]:
