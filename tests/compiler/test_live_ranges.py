@@ -224,3 +224,25 @@ def test_a_sum_is_a_result_of_the_kernel_that_reads_the_same_behind_it():
     scaled = next(o for o in graph.operations if o.name == "mul" and o.index > total.index)
     (life,) = (life for life in live.ranges if life.value == scaled.result())
     assert life.start == total.index
+
+
+def test_a_scan_has_its_slices_from_their_first_readers_on_and_stacks_what_kernels_make_at_once():
+    """A body of three products: its second slice is read by the last one, and its sine is made behind the first one."""
+
+    def f(c, xs, ys):
+        def body(c, slices):
+            x, y = slices
+            first = c @ x
+            return (first @ x) @ y, jnp.sin(first)
+
+        return lax.scan(body, c, (xs, ys))
+
+    graph = trace(f, (SQUARE, f32(8, 64, 64), f32(8, 64, 64))).graph
+    lives = {life.value: life for life in analyse(graph).live.ranges}
+    of = lambda name: [o for o in graph.operations if o.name == name]
+    products, (sine,) = [o.index for o in of("dot_general")], of("sin")
+    x, y = (lives[o.results[0]] for o in of("scan_slice"))
+    assert (x.start, x.stop) == (products[0], products[1] + 1)
+    assert (y.start, y.stop) == (products[2], products[2] + 1)
+    made = lives[sine.results[0]]
+    assert (made.start, made.stop) == (sine.index, sine.index + 1)

@@ -80,6 +80,38 @@ def test_rows_that_lie_together_are_not_turned(attention):
     assert turned(gradients(attention), query, KEY, KEY) == []
 
 
+def layers_of(attention, is_recomputed):
+    """Gradients of scanned layers of attention, whose queries are the rows that the scan carries."""
+
+    def loss(weights, query, key):
+        def layer(query, w):
+            mixed = attention(query, key, key)
+            return query + mixed @ w, None
+
+        run = jax.checkpoint(layer) if is_recomputed else layer
+        return jnp.sum(jax.lax.scan(run, query, weights)[0].astype(jnp.float32) ** 2)
+
+    return jax.grad(loss)
+
+
+@pytest.mark.parametrize(
+    ("attention", "is_recomputed", "num"),
+    [(grouped, False, 1), (grouped, True, 0), (ungrouped, False, 0)],
+    ids=["kept", "recomputed", "ungrouped"],
+)
+def test_what_a_scan_stacks_in_another_order_than_it_is_written_in_is_kept_as_written(attention, is_recomputed, num):
+    """Exponentials of scores are made with queries in front of the group, and are written the other way round. Where
+    layers are computed again, they are not stacked."""
+    query, key, layers = QUERY, KEY, 64
+    if attention is ungrouped:
+        query = key = bf16(2, 64, 32, 32)
+    graph = trace(layers_of(attention, is_recomputed), (bf16(layers, 32, 32), query, key)).graph
+    live = analyse(graph).live
+    stacked = [graph.operations[o].operand(0) for o in live.turned_stacks]
+    scores = [v for v in stacked if graph.values[v].shape[-2:] == (64, 64)]
+    assert [live.orders[v] for v in scores] == [(0, 1, 3, 2, 4)] * num
+
+
 def test_what_lies_in_order_needs_no_copy():
     batch_rows_columns = ((0,), frozenset({(1, 2), (3,)}))
     assert lies_in(None, (0, 1, 2)) and not lies_in(None, (0, 2, 1))

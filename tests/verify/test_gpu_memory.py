@@ -408,3 +408,32 @@ def test_short_normalized_rows_are_there_for_the_gradient_of_their_scale(monkeyp
     plan = autoshard.plan(normalized, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
     memory = verify(plan, normalized, *args, target="h100", candidates=(Candidate.XLA_COSTS,)).compiled_memory
     assert 0.97 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.04 * memory.peak_bytes
+
+
+def scanned(layers, x):
+    """Gradient descent of scanned layers of grouped attention and a perceptron, which keep everything."""
+
+    def layer(x, w):
+        heads = lambda name: (x @ w[name]).reshape(*x.shape[:2], -1, 64)
+        x = x + grouped_attention(heads("query"), heads("key"), heads("value")).reshape(x.shape) @ w["out"]
+        return x + jax.nn.silu(x @ w["up"]) @ w["down"], None
+
+    loss = lambda layers: jnp.mean(jnp.square(jax.lax.scan(layer, x, layers)[0].astype(jnp.float32)))
+    return jax.tree.map(lambda w, g: w - (0.1 * g).astype(w.dtype), layers, jax.grad(loss)(layers))
+
+
+@pytest.mark.skipif(not _is_installed("jax_plugins.xla_cuda13"), reason="the compiler for GPUs is not installed")
+def test_what_a_scan_stacks_is_there_once(monkeypatch):
+    """Left to itself, XLA turns all scores of all layers around between the two scans, and has them twice then."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    bf16 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    square, narrow = bf16(4, 2048, 2048), bf16(4, 2048, 512)
+    layers = {"query": square, "key": narrow, "value": narrow, "out": square, "up": square, "down": square}
+    args = layers, bf16(16, 1024, 2048)
+    pins = {"layers.*": P(None, "data", None), "x": P("data", None, None)}
+    plan = autoshard.plan(scanned, *args, cluster=CLUSTER, mesh={"data": 8}, donate_argnums=0, pins=pins)
+    ordered = {"target": "h100", "candidates": (Candidate.XLA_COSTS,)}
+    memory = verify(plan, scanned, *args, **ordered).compiled_memory
+    scores_bytes = 2 * 32 * 1024 * 1024 * (4 + 2)
+    assert 4 * scores_bytes < memory.temporary_bytes < 6 * scores_bytes
+    assert 0.97 * memory.peak_bytes <= plan.estimate.peak_bytes <= 1.1 * memory.peak_bytes
