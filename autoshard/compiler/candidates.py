@@ -151,8 +151,8 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     is_first = candidate is Candidate.LEAST_MEMORY
     schedule = Schedule.LEAST_MEMORY if is_first else Schedule.LATENCY_HIDING
     options: dict[str, bool | int | float | str] = {**(compiler_options(platform, schedule) or {})}
-    if not candidate.ordered_as.is_bounded:
-        options.pop(NEXT_ITERATION, None)
+    if NEXT_ITERATION in options and not candidate.ordered_as.is_bounded:
+        options[NEXT_ITERATION] = True  # `jax.jit` was told otherwise
     if candidate.is_two_at_once:
         options[_OVERLAP_LIMIT] = 2
     if candidate.is_queued:

@@ -68,7 +68,7 @@ NEXT_ITERATION = "xla_gpu_enable_pipelined_reduce_scatter"
 """Has XLA:GPU reduce in a loop what the iteration before made and stacks, which it does by default (jax 0.10.2). What
 each device has made of the gradients of one layer of a scan would be there while the gradients of the next are made,
 beside those: of a scanned GPT of 8 layers on 16 H100 134 MB of 3.9 GB. Ways that take memory to spare do so: in its
-fastest one that GPT replays to 65.9 ms so, and to 68.1 without. Since jax 0.11.1 the option has another name and other
+fastest one that GPT replays to 66.0 ms so, and to 68.1 without. Since jax 0.11.1 the option has another name and other
 values, which were not tried."""
 
 
