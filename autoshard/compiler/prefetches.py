@@ -103,9 +103,9 @@ class Prefetches:
         return -1 if begin is None else self._done_by(begin)
 
     def _done_by(self, begin: int) -> int:
-        """The number of the last product done by the operation `begin`; -1 for none. A gather that begins before its
-        time is in the way of others."""
-        return bisect.bisect_left(self._done, begin) - 1
+        """The number of the product that is so many before the last one done by the operation `begin`: a collective
+        that is sent in between is not interrupted. -1 if there is none."""
+        return max(bisect.bisect_left(self._done, begin) - 1 - self._distance, -1)
 
     def _follow(self, copied: Sequence[tuple[int, int]]) -> None:
         """Has each copy of those `copied` gathered when the one that is read before it is there."""

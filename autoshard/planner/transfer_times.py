@@ -1,9 +1,8 @@
 """When what hides is sent in the schedule by which a plan's step is predicted.
 
 The schedule that lets kernels wait least has two ends: begun as early as possible (`cost/exposure.py`), it tells when
-the sum of a gradient can be there; the same backwards, from the last kernel on, tells when what comes back from the
-memory of the host must begin at the latest. There collectives are interrupted, which none is that a device runs: a
-gather begins when the link has time for all of it, between what kernels need at once (`cost/link_queue.py`).
+the sum of a gradient can be there; the same backwards, from the last kernel on, tells when a gather must begin at the
+latest.
 """
 
 from collections.abc import Collection
@@ -11,10 +10,7 @@ from collections.abc import Collection
 from autoshard.compiler.host_residuals import CopyTimes
 from autoshard.compiler.transfer_times import TransferTimes
 from autoshard.cost.exposure import Hideable, exposure
-from autoshard.cost.link_queue import Queued, Queueing, link_queue
-from autoshard.graph.graph import Graph
 from autoshard.planner.build import Formulation
-from autoshard.planner.sent import sent_after, sent_parts
 from autoshard.planner.timeline import Timeline
 
 
@@ -24,7 +20,7 @@ def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
     made_by = {
         a.value: operations[f.overlap.analysis.kernel_of[g.index]].equation for g in f.program.groups for a in g.writes
     }
-    begin, earliest = queued_begins(f.program.graph, planned), earliest_ends(planned)
+    latest, earliest = latest_spans(planned), earliest_ends(planned)
     begins: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     for about in planned.sendings:
@@ -35,34 +31,8 @@ def transfer_times(f: Formulation, planned: Timeline) -> TransferTimes:
                     ends[product] = max(ends.get(product, 0), earliest[part])
             elif stop < len(operations) and about.value in operations[stop].operands:
                 key = operations[stop].equation, operations[stop].operands.index(about.value)
-                begins[key] = min(begins.get(key, stop), begin[part])
+                begins[key] = min(begins.get(key, stop), latest[part][0])
     return TransferTimes(begins, ends)
-
-
-def queued_begins(graph: Graph, planned: Timeline) -> dict[int, int]:
-    """For each part of what hides between devices, the operation before which it is put on the link; `planned`: the
-    timeline of a plan of `graph`."""
-    sent = sent_parts(planned)
-    after, order = sent_after(graph, planned, sent), list[int]()
-    place: dict[int, int] = {}
-
-    def put(number: int) -> None:
-        if number not in place:
-            for earlier in after[number]:
-                put(earlier)
-            place[number] = len(order)
-            order.append(number)
-
-    for number in range(len(after)):
-        put(number)
-    collectives = [
-        Queued(c.start, c.stop, c.time_s, tuple([place[earlier] for earlier in after[number]]))
-        for number, c in ((number, sent.collectives[number]) for number in order)
-    ]
-    kernels_s = [planned.share * kernel_s for kernel_s in planned.kernels_s]
-    queue = link_queue(kernels_s, collectives, Queueing.RESERVED)
-    parts = ((sent.hides[number], begin) for number, begin in zip(order, queue.begins, strict=True))
-    return {part: begin for part, begin in parts if part is not None}
 
 
 def earliest_ends(planned: Timeline) -> list[int]:
