@@ -2,7 +2,13 @@
 
 import enum
 
-from autoshard.compiler.options import JOINED_GATHERS, JOINED_REDUCTIONS, NEXT_ITERATION, compiler_options
+from autoshard.compiler.options import (
+    JOINED_BY_XLA_BYTES,
+    JOINED_GATHERS,
+    JOINED_REDUCTIONS,
+    NEXT_ITERATION,
+    compiler_options,
+)
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.versions import jax_version
 
@@ -146,6 +152,9 @@ def has_room(least_bytes: float, budget_bytes: float | None) -> bool:
 def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | int | float | str]:
     """Compiler options for a candidate, as `jax.jit` takes them, but for the profile that some need.
 
+    A program is lowered with the options of the plan's schedule, and JAX adds options up when it compiles: what is to
+    be otherwise for a candidate must be said.
+
     `platform`: What JAX calls the devices.
     """
     is_first = candidate is Candidate.LEAST_MEMORY
@@ -160,7 +169,7 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
     if candidate.ordered_as is Candidate.UNORDERED:
         options[_MERGED_PRODUCTS] = -1  # orders leave nothing to merge
         for joined in (JOINED_REDUCTIONS, JOINED_GATHERS):  # all come at the ends, the faster for being joined
-            options.pop(joined)
+            options[joined] = JOINED_BY_XLA_BYTES
     if candidate is Candidate.PIPELINED_LOOPS:
         options |= {**pipelined_collectives(), _DOUBLE_BUFFERED: True}
     return options

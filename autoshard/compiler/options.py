@@ -64,6 +64,9 @@ scattered over some axes and then summed over others, takes 53.2 ms so, 53.7 to 
 30; a GPT with cuDNN's attention, in the orders that bound its memory, 50.9 ms with 1 MiB and 54.3 with 30."""
 
 
+JOINED_BY_XLA_BYTES = 30 * 2**20 + 7
+"""Up to which size XLA:GPU joins each of these by default (`xla/debug_options_flags.cc`)."""
+
 NEXT_ITERATION = "xla_gpu_enable_pipelined_reduce_scatter"
 """Has XLA:GPU reduce in a loop what the iteration before made and stacks, which it does by default (jax 0.10.2). What
 each device has made of the gradients of one layer of a scan would be there while the gradients of the next are made,

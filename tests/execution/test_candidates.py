@@ -94,7 +94,9 @@ def test_what_the_compiler_is_told():
         "xla_gpu_all_reduce_combine_threshold_bytes": 2**22,
         "xla_gpu_all_gather_combine_threshold_bytes": 2**20,
     }
-    assert all(option not in unordered for option in joined)
+    assert {unordered[option] for option in joined} == {30 * 2**20 + 7}
+    told = set(by_xla)  # when the program is lowered; what is not told again stays as it is
+    assert all(told <= set(of(candidate)) for candidate in Candidate if candidate is not Candidate.LEAST_MEMORY)
     merging = {"xla_gpu_dot_merger_threshold_mb": -1}
     assert {**unordered, **joined, **at_once_in_loops} == {**by_xla, **merging} != unordered
     pipelined = of(Candidate.PIPELINED_LOOPS)
