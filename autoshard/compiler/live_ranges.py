@@ -151,6 +151,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
     delayed = delayed_products(chains, together)
     late, stacks = late_fills(chains, scattered), late_stacks(chains)
     fills = constant_fills(chains, free, gradients, scattered, late.keys() | stacks)
+    slices = _slices_made(chains, fusion.fused)
     unstored = lambda v: fusion.fused[v] or v in root or v in free
 
     def alive(again: Mapping[int, int]) -> _Alive:
@@ -165,7 +166,7 @@ def live_ranges(chains: DefUse, pointwise: Sequence[bool], weights: Set[int], gr
         reordered = freeing_first(chains, stops, root, weights, gradients)
         stops.update(reordered.stops)
         moved = {r: at for o, at in again.items() for r in graph.operations[o].results if r is not None}
-        moved |= {**_slices_made(chains, fusion.fused), **together, **fills, **reordered.made}
+        moved |= {**slices, **together, **fills, **reordered.made}
         apart = stops
         if fusion.added:
             fused = _not_in(fusion.fused, fusion.added)
@@ -212,6 +213,9 @@ def _slices_made(chains: DefUse, fused: Sequence[int]) -> dict[int, int]:
     """For what a scan slices, when it is taken: right before the first operation that needs it, or a value that is
     computed of it."""
     graph, needed = chains.graph, dict[int, int]()
+    slices = [r for o in graph.operations if o.kind is OperationKind.SCAN_SLICE for r in o.results if r is not None]
+    if not slices:
+        return {}
 
     def first(value: int) -> int:
         scope, found = chains.scope(value), len(graph.operations)
@@ -230,7 +234,6 @@ def _slices_made(chains: DefUse, fused: Sequence[int]) -> dict[int, int]:
         for r in operation.results:
             if r is not None and (fused[r] or operation.kind is OperationKind.SCAN_SLICE):
                 needed[r] = first(r)
-    slices = [r for o in graph.operations if o.kind is OperationKind.SCAN_SLICE for r in o.results if r is not None]
     return {r: needed[r] for r in slices if needed[r] < len(graph.operations)}
 
 
