@@ -7,6 +7,7 @@ from autoshard.compiler.options import (
     JOINED_GATHERS,
     JOINED_REDUCTIONS,
     NEXT_ITERATION,
+    PIPELINED_OTHERWISE_SINCE,
     compiler_options,
 )
 from autoshard.compiler.schedule import Schedule
@@ -178,10 +179,10 @@ def candidate_options(platform: str, candidate: Candidate) -> dict[str, bool | i
 def pipelined_collectives() -> dict[str, bool | str]:
     """Options that have XLA:GPU gather for the next iteration of a loop in this one, and reduce what the last one made.
 
-    All are off by default, and among MaxText's flags for GPUs. Since jax 0.11.1 they have other names, and modes.
+    All are among MaxText's flags for GPUs. XLA does the last by default, for reduce-scatters (`NEXT_ITERATION`).
     """
     collectives = ("all_gather", "reduce_scatter", "all_reduce")
-    if jax_version() >= (0, 11, 1):
+    if jax_version() >= PIPELINED_OTHERWISE_SINCE:
         return {f"xla_gpu_pipeline_{one}": "COLLECTIVE_PIPELINING_MODE_ON" for one in collectives}
     return {f"xla_gpu_enable_pipelined_{one}": True for one in collectives}
 

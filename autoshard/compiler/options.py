@@ -8,6 +8,7 @@ they were not ordered (`ordering.py`).
 
 from autoshard.compiler.schedule import Schedule
 from autoshard.compiler.versions import jax_version
+from autoshard.cost.collectives import COMBINED_BYTES
 
 GPU_PLATFORMS = frozenset({"cuda", "rocm", "gpu"})
 """What JAX calls a GPU."""
@@ -63,16 +64,19 @@ MOST_REDUCED_BYTES = 2**22
 scattered over some axes and then summed over others, takes 53.2 ms so, 53.7 to 53.8 with 1, 8 or 16 MiB, and 54.6 with
 30; a GPT with cuDNN's attention, in the orders that bound its memory, 50.9 ms with 1 MiB and 54.3 with 30."""
 
+JOINED_BY_XLA_BYTES = COMBINED_BYTES + 7
+"""What these two options are by default (`kDefaultAllGatherCombineThreshold`, `kDefaultAllReduceCombineThreshold` in
+xla/service/collective_utils.h); prices leave out the 7 bytes."""
 
-JOINED_BY_XLA_BYTES = 30 * 2**20 + 7
-"""Up to which size XLA:GPU joins each of these by default (`xla/debug_options_flags.cc`)."""
+PIPELINED_OTHERWISE_SINCE = (0, 11, 1)
+"""The JAX since which XLA:GPU's options for pipelined collectives have other names, and modes for values."""
 
 NEXT_ITERATION = "xla_gpu_enable_pipelined_reduce_scatter"
 """Has XLA:GPU reduce in a loop what the iteration before made and stacks, which it does by default (jax 0.10.2). What
 each device has made of the gradients of one layer of a scan would be there while the gradients of the next are made,
 beside those: of a scanned GPT of 8 layers on 16 H100 134 MB of 3.9 GB. Ways that take memory to spare do so: in its
-fastest one that GPT replays to 66.0 ms so, and to 68.1 without. Since jax 0.11.1 the option has another name and other
-values, which were not tried."""
+fastest one that GPT replays to 66.0 ms so, and to 68.1 without. From `PIPELINED_OTHERWISE_SINCE` on it is left as it
+is: what its other name does was not tried."""
 
 
 def compiler_options(platform: str, schedule: Schedule) -> dict[str, bool | int | float] | None:
@@ -83,7 +87,7 @@ def compiler_options(platform: str, schedule: Schedule) -> dict[str, bool | int 
     if platform not in GPU_PLATFORMS:
         return None
     options: dict[str, bool | int | float] = {_SCHEDULER: hides, _ESTIMATOR: hides, _MEMORY_LIMIT: _TEN_TIMES}
-    if jax_version() < (0, 11, 1):
+    if jax_version() < PIPELINED_OTHERWISE_SINCE:
         options[NEXT_ITERATION] = False
     if hides:
         options |= {
