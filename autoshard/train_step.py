@@ -71,6 +71,20 @@ class LossScaling(Protocol):
         """The scale after a step whose gradients were finite or not."""
 
 
+def _key_of(rng: jax.Array | int) -> jax.Array:
+    """The key that is given, or that of a seed."""
+    shape, dtype = getattr(rng, "shape", ()), getattr(rng, "dtype", None)
+    if isinstance(rng, int) or dtype is not None and jnp.issubdtype(dtype, jnp.integer) and shape == ():
+        return jax.random.key(rng)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    if not (is_key or dtype == jnp.uint32 and len(shape) == 1):  # the latter of `jax.random.PRNGKey`
+        raise StageError(
+            "`rng` of TrainStep.init must be one key of random numbers, or a seed; received "
+            f"{type(rng).__name__ if dtype is None else f'{dtype}{list(shape)}'}. Pass jax.random.key(0), or 0."
+        )
+    return rng
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
     """A training step: `(state, batch) -> (state, metrics)`.
@@ -116,15 +130,18 @@ class TrainStep:
     def __name__(self) -> str:
         return getattr(self.loss_fn, "__name__", "loss_fn").removesuffix("_fn") + "_step"
 
-    def init(self, params: Any, rng: jax.Array | None = None, mutable: Any = None) -> TrainState:
+    def init(self, params: Any, rng: jax.Array | int | None = None, mutable: Any = None) -> TrainState:
         """The state before the first step.
 
         Args:
           params: The parameters, or a Flax NNX module, whose `nnx.Param` are trained.
-          rng: Key of the random numbers of training; `jax.random.key(0)` by default.
+          rng: Key of the random numbers of training, or a seed of one; `jax.random.key(0)` by default.
           mutable: The model's own state, with `has_mutable`.
+
+        Raises:
+          StageError: `rng` is neither, or a module comes with mutable state besides.
         """
-        rng = jax.random.key(0) if rng is None else rng
+        rng = _key_of(0 if rng is None else rng)
         if isinstance(params, nnx.Module):
             if mutable is not None or self.has_mutable:
                 raise StageError(

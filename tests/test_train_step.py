@@ -417,3 +417,20 @@ def test_what_is_wrong_with_a_module_is_told():
     annotated = nnx.with_partitioning(nnx.initializers.ones, (None, "tensor"))
     with nnx.use_eager_sharding(False), pytest.warns(UserWarning, match="`kernel` of Linear"):
         step.init(nnx.Linear(8, 8, kernel_init=annotated, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("rng", [7, np.int64(7), jax.random.key(7)], ids=str)
+def test_a_state_begins_with_a_key_or_a_seed(rng):
+    state = TrainStep(loss_fn, optax.sgd(0.1)).init({"w": jnp.ones(2)}, rng)
+    np.testing.assert_array_equal(jax.random.key_data(state.rng), jax.random.key_data(jax.random.key(7)))
+
+
+@pytest.mark.parametrize("rng", [0.5, "7", jax.random.split(jax.random.key(7)), jnp.float32(7)], ids=repr)
+def test_what_is_neither_is_refused(rng):
+    with pytest.raises(StageError, match=r"must be one key .* or a seed; received .*\. Pass jax\.random\.key\(0\)"):
+        TrainStep(loss_fn, optax.sgd(0.1)).init({"w": jnp.ones(2)}, rng)
+
+
+def test_raw_keys_are_keys():
+    raw = jax.random.PRNGKey(7)
+    assert TrainStep(loss_fn, optax.sgd(0.1)).init({"w": jnp.ones(2)}, raw).rng is raw
